@@ -1,1 +1,1 @@
-"""The `genesis` command: typer commands that parse, call and print; `session` is what they run."""
+"""The `genesis` command: typer commands parse, call and print; `session` implements them."""

@@ -1,4 +1,4 @@
-"""The command `genesis`: its sub-commands, and where their exceptions end."""
+"""The command `genesis`: its sub-commands, and the place where their exceptions end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from genesis_cli.validate import validate
 DEBUG = "--debug"
 EPILOG = f"Every command takes {DEBUG}: an error then shows its traceback."
 
-# The variable in which a shell asks for completions; what `--install-completion` writes sets it.
+# The variable through which a shell asks for completions; the script of `--install-completion` sets it.
 COMPLETE = "_GENESIS_COMPLETE"
 
 # Commands by task, in the order of the help.
@@ -49,12 +49,12 @@ TASKS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
     },
     "Look up": {"schema": schema, "env": env},
 }  # fmt: skip
-# Commands that read their words in a way of their own.
+# Commands that parse their own words.
 CLASSES: Mapping[str, type[TyperCommand]] = {"train": TrainCommand}
 
 
 class Commands(TyperGroup):
-    """The commands, which the help shows by task."""
+    """The group of commands; the help lists them by task."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the names and first sentences of all commands."""
@@ -101,10 +101,10 @@ def _options(
 
 
 def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
-    """Runs one command and returns its exit code; no exception leaves.
+    """Run one command and return its exit code; no exception escapes.
 
     Args:
-        ends_process: a command that fails may end the process at once.
+        ends_process: let a failed command end the process at once.
     """
     make_printable()
     words = list(arguments) or ["--help"]
@@ -113,7 +113,7 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     words = [word for word in options if word != DEBUG] + words[len(options) :]
     try:
         prepare_descriptors()
-        # Typer's own `main` would turn exceptions into exit codes of its own before we see them.
+        # Typer's own `main` would turn exceptions into its own exit codes first.
         command = typer.main.get_command(app)
         if ends_process and COMPLETE in os.environ:
             command.main([], "genesis", COMPLETE)
@@ -121,12 +121,12 @@ def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
             command.invoke(context)
         flush_stdout()
     except BaseException as error:
-        if ends_process:  # the rest takes no time, and another Ctrl-C would show a traceback
+        if ends_process:  # nothing slow follows, and another Ctrl-C would show a traceback
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = exit_code(error, debug=debug)
         if ends_process:
-            # All is closed. Taking the interpreter down aborts it where a thread is inside a library written in Rust,
-            # and would wait for threads that compile, and for a GPU that waits for a rank which is gone.
+            # Everything is closed. Shutting the interpreter down would abort if a thread is inside a Rust library, and
+            # would wait for compiling threads, or for a GPU that waits for a dead rank.
             if not isinstance(error, (InterruptedRun, DistributedError, KeyboardInterrupt)):
                 atexit._run_exitfuncs()
             settle_stdout()

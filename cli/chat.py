@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from genesis_cli.session.talk import Talk
 
 COMMANDS = {
-    "/help": "these commands",
-    "/reset": "forget the conversation, and keep the system message",
+    "/help": "show these commands",
+    "/reset": "clear the conversation, but keep the system message",
     "/system [TEXT]": "set the system message, or show it",
     "/regenerate": "answer the last message again",
-    "/tokens": "how much of the context the conversation takes",
+    "/tokens": "show how much of the context the conversation uses",
     "/save FILE": "write the conversation as a line of JSONL",
-    "/load FILE": "go on with a saved conversation",
-    "/quit": "leave, as Ctrl-D does",
+    "/load FILE": "continue a saved conversation",
+    "/quit": "leave, like Ctrl-D",
 }
-KEYS = "Enter sends, Alt-Enter begins a new line, Ctrl-C stops an answer. A message may begin with // for /."
+KEYS = "Enter sends, Alt-Enter inserts a new line, Ctrl-C stops an answer. // at the start sends a /."
 
 
 def chat(
@@ -45,9 +45,9 @@ def chat(
     dtype: options.Dtype = None,
     kv_cache: options.KvCache = "auto",
 ) -> None:
-    """Talk with the model in FOLDER.
+    """Chat with the model in FOLDER.
 
-    A model without a chat template continues your text. From a pipe each line is a message.
+    A model without a chat template continues your text. In a pipe, each line is a message.
     """
     from genesis.train.config import TrainConfig
 
@@ -76,7 +76,7 @@ def chat(
 
 
 def _converse(talk: Talk) -> None:
-    """Take lines until their end.
+    """Process lines until there are no more.
 
     Raises:
         DiskError: an answer cannot be written.
@@ -87,12 +87,12 @@ def _converse(talk: Talk) -> None:
     out, console = Output(sys.stdout), Output(sys.stderr)
     by_hand = _is_typed()
     if by_hand:
-        console.line("/help lists commands, Ctrl-D leaves")
+        console.line("/help lists the commands, Ctrl-D leaves")
     for line in _typed() if by_hand else _piped():
         if line.strip() in ("/quit", "/exit") or out.lost:
             break
         try:
-            _one(talk, line, out, console)
+            _process(talk, line, out, console)
         except KeyboardInterrupt:
             if not by_hand:
                 raise
@@ -103,12 +103,12 @@ def _converse(talk: Talk) -> None:
                 break
             console.line(": ".join(filter(None, ("error", error.where, error.what))))
             is_full = isinstance(error, FullContext)
-            if then := "/reset begins a new conversation; /save FILE keeps this one" if is_full else error.next:
+            if then := "/reset starts a new conversation; /save FILE saves this one" if is_full else error.next:
                 console.line(f"next: {then}")
     out.check()
 
 
-def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
+def _process(talk: Talk, line: str, out: Output, console: Output) -> None:
     if not line.startswith("/") or line.startswith("//"):
         if line.strip():
             _answer(talk, talk.say(line.removeprefix("/")), out, console)
@@ -136,7 +136,7 @@ def _one(talk: Talk, line: str, out: Output, console: Output) -> None:
         talk.load(_file(argument))
         console.line(f"loaded {len(talk.messages)} messages")
     else:
-        raise UsageError(f"{escape(name)} is no command", next="/help lists them; // begins a message with a /")
+        raise UsageError(f"{escape(name)} is not a command", next="/help lists them; // begins a message with a /")
 
 
 def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> None:
@@ -145,20 +145,20 @@ def _answer(talk: Talk, pieces: Iterator[str], out: Output, console: Output) -> 
         return
     out.line()
     if talk.finish == "length":
-        console.line(f"cut after {talk.tokens:,} tokens; --max-tokens allows more")
+        console.line(f"cut off after {talk.tokens:,} tokens; --max-tokens allows more")
     elif talk.finish == "context":
-        console.line("the answer ends where the model's context does; /reset begins again")
+        console.line("the answer ends at the end of the model's context; /reset starts again")
 
 
 def _file(argument: str) -> str:
-    """Raises: UsageError where no file is named."""
+    """Return the file in a command's argument. Raises: UsageError: no file is named."""
     if not argument:
-        raise UsageError("a file is missing", next="name it behind the command")
+        raise UsageError("a file is missing", next="name it after the command")
     return os.path.expanduser(argument)
 
 
 def _is_typed() -> bool:
-    """Whether somebody sits at a terminal."""
+    """Whether a person types at a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -179,18 +179,18 @@ def _typed() -> Iterator[str]:
     while True:
         try:
             yield session.prompt("> ")
-        except KeyboardInterrupt:  # a line that is given up
+        except KeyboardInterrupt:  # discards the line
             continue
         except EOFError:
             return
 
 
 def _piped() -> Iterator[str]:
-    """Messages from a pipe or a file, a line each. Raises: UsageError: a line is not UTF-8. DataError: no reading."""
+    """Yield the lines of a pipe or a file. Raises: UsageError: not UTF-8. DataError: reading failed."""
     with boundary(DataError, "reading stdin", "stdin"):
         for number, data in enumerate(sys.stdin.buffer, 1):
             try:
                 yield data.decode("utf-8").removesuffix("\n").removesuffix("\r")
             except UnicodeDecodeError as error:
                 what = f"line {number} is not UTF-8: its byte {error.start:,} is invalid"
-                raise UsageError(what, where="stdin", next="give it text") from error
+                raise UsageError(what, where="stdin", next="send UTF-8 text") from error

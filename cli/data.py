@@ -1,4 +1,4 @@
-"""`genesis data`: looks at training data without training."""
+"""`genesis data`: shows training data without training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"[a-z]+\.[a-z_]+(\.\w+)*=")
 
-data = typer.Typer(help="Look at training data.", add_completion=False, rich_markup_mode=None)
+data = typer.Typer(help="Inspect training data.", add_completion=False, rich_markup_mode=None)
 
 
 @data.callback()
 def _about() -> None:
-    """Look at training data."""
+    """Inspect training data."""
 
 
 @data.command("preview")
@@ -30,14 +30,14 @@ def preview(
         list[str],
         typer.Argument(
             metavar="CONFIG|SOURCE...",
-            help="YAML file or recipe, or files, folders and globs of data; then settings as SECTION.KEY=VALUE.",
+            help="YAML file or recipe, or data files, folders and globs; then settings as SECTION.KEY=VALUE.",
         ),
     ],
     samples: Annotated[int, typer.Option("--samples", metavar="N", min=0, help="Samples to print.")] = 3,
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="FOLDER", help="Model folder whose tokenizer and template are used; its weights are not."
+            "--model", metavar="FOLDER", help="Model folder with the tokenizer and template; weights are not read."
         ),
     ] = None,
     seq_len: Annotated[
@@ -45,9 +45,9 @@ def preview(
         typer.Option("--seq-len", metavar="N", help="Tokens in a packed sequence.  [default: the configuration's]"),
     ] = None,
 ) -> None:
-    """Show what a run would learn from: samples with their targets marked, lengths, how full packed rows are.
+    """Show what a run would train on: samples with targets marked, lengths, and how full packed rows are.
 
-    Nothing is trained and nothing is written. For instance: genesis data preview chats.jsonl --model qwen
+    It trains nothing and writes nothing. Example: genesis data preview chats.jsonl --model qwen
     """
     from genesis.train.output import Output
 
@@ -61,7 +61,7 @@ def preview(
 
 
 def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
-    """The configuration that is named, or one for the sources that are named. Raises: UsageError, ConfigError."""
+    """Return the named configuration, or one for the named sources. Raises: UsageError, ConfigError."""
     from genesis.train.strict_yaml import emit, emit_value
     from genesis_cli import recipes
 
@@ -73,10 +73,10 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
         given = [] if model is None else ["model.preset=null", "model.config=null", f"model.path={emit_value(model)}"]
         return recipes.load(names[0], [*given, *overrides])
     if not names:
-        raise UsageError("no data are named", where="command line", next="name a configuration, or files of data")
+        raise UsageError("no data are named", where="command line", next="name a configuration or data files")
     if model is None:
-        next = "add --model FOLDER, whose tokenizer and template are to be used"
-        raise UsageError("sources alone say no tokenizer", where="command line", next=next)
+        next = "add --model FOLDER, which provides the tokenizer and template"
+        raise UsageError("the sources do not determine a tokenizer", where="command line", next=next)
     from genesis.files.hub import local_path
     from genesis.train.config import DataConfig
     from genesis.train.config_file import parse_config
@@ -87,6 +87,6 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     raw = {
         "model": {"path": folder},
         "data": {"train": names, "seq_len": length, "eval_fraction": 0.0},
-        "train": {"output_dir": "none", "steps": 1},  # there is no run
+        "train": {"output_dir": "none", "steps": 1},  # required, but unused
     }
     return parse_config(emit(raw), "command line", overrides)

@@ -14,7 +14,7 @@ from genesis.errors import escape
 def env(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Show versions, devices and what is missing.
 
-    Tells processor, memory, packages and GPU, and what CUDA lacks here.
+    Prints processor, memory, packages and GPU, and what this machine lacks for CUDA.
     """
     from genesis_cli.environment import facts
 
@@ -23,7 +23,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
 
 
 def report(found: dict[str, Any]) -> Iterator[str]:
-    """The facts of `environment.facts` in lines for people."""
+    """Yield the facts of `environment.facts` as lines of text."""
     cpu, memory, cuda = found["cpu"], found["memory"], found["cuda"]
     system = found["system"]
     yield f"genesis   {found['genesis']}"
@@ -45,7 +45,7 @@ def report(found: dict[str, Any]) -> Iterator[str]:
     if cuda.get("kernel_driver"):
         yield f"  {escape(cuda['kernel_driver'])}"
     if cuda.get("cuda"):
-        yield f"  driver speaks CUDA {cuda['cuda']}"
+        yield f"  driver supports CUDA {cuda['cuda']}"
     for device in cuda["devices"]:
         yield f"  {escape(device['name'])}, {_gib(device['memory_bytes'])}, compute capability {device['capability']}"
     if not cuda["devices"]:

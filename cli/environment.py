@@ -1,7 +1,7 @@
-"""Facts about machine and installation that decide what Genesis can do here. No values of environment variables.
+"""Facts about the machine and the installation that decide what Genesis can do here, without environment variables.
 
-As a program it asks the CUDA driver what it sees, and prints JSON: in a process of its own a broken driver may hang or
-crash. At its top it imports the standard library alone.
+As a program it queries the CUDA driver and prints JSON: a broken driver may hang or crash, so it runs in its own
+process. At its top it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 PROBE_SECONDS = 20
-MIN_CAPABILITY = (8,)  # as `_numbers` has it
+MIN_CAPABILITY = (8,)  # in the form of `_numbers`
 MIN_CUDA = "12.0"
-# Extras for people who change Genesis itself.
+# Extras for developers of Genesis.
 _HIDDEN_EXTRAS = frozenset(("dev",))
-_COMPILERS = ("cc", "gcc", "clang")  # Triton builds its launchers with one
+_COMPILERS = ("cc", "gcc", "clang")  # Triton builds its launchers with one of them
 _CUDA_PACKAGES = ("cuda-core", "cuda-python", "triton")
 # CUdevice_attribute numbers of the driver's public API.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 
 
 def facts() -> dict[str, Any]:
-    """Everything, as plain data: versions, processor, memory, packages, GPU, and what is missing for CUDA."""
+    """Return all facts as plain data: versions, processor, memory, packages, GPU, and what is missing for CUDA."""
     from genesis import __version__
 
     installed = packages()
@@ -51,7 +51,7 @@ def facts() -> dict[str, Any]:
 
 
 def packages() -> list[dict[str, Any]]:
-    """Each package that Genesis needs or can use: name, extra, version found or None, and the command that adds it."""
+    """Return each required or optional package: name, extra, installed version or None, and the command to add it."""
     rows, required = [], list[str]()
     with contextlib.suppress(metadata.PackageNotFoundError):  # a source tree that is not installed
         required = metadata.requires("genesis-lm") or []
@@ -66,7 +66,7 @@ def packages() -> list[dict[str, Any]]:
         wanted, version = requirement.strip()[len(name[0]) :].strip(), None
         with contextlib.suppress(metadata.PackageNotFoundError):
             version = metadata.version(name[0])
-        least = re.search(r">=\s*([0-9.]+)", wanted)  # other conditions are pip's to judge
+        least = re.search(r">=\s*([0-9.]+)", wanted)  # pip checks other conditions
         fits = version is not None and (least is None or _numbers(version) >= _numbers(least[1]))
         add = "" if fits else f"pip install --upgrade '{name[0]}{wanted}'"
         group = extra[1] if extra else ""
@@ -75,7 +75,7 @@ def packages() -> list[dict[str, Any]]:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release part of a version, without trailing zeros: 12.0 and 12 are the same."""
+    """Return the release part of a version without trailing zeros: 12.0 and 12 are equal."""
     release = re.match(r"[0-9]+(\.[0-9]+)*", version)
     numbers = [int(part) for part in release[0].split(".")] if release else []
     while numbers and numbers[-1] == 0:
@@ -95,7 +95,7 @@ def _cpu() -> dict[str, Any]:
 
 
 def _cgroup(name: str) -> str:
-    """The first line of a control-group file; empty where there is none."""
+    """Return the first line of a control-group file; an empty string if it does not exist."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return Path("/sys/fs/cgroup", name).read_text(encoding="ascii").strip()
     return ""
@@ -113,7 +113,7 @@ def _memory() -> dict[str, int | None]:
 
 
 def _blas() -> str:
-    """Name and version of the BLAS that numpy was built with."""
+    """Return the name and version of the BLAS that numpy was built with."""
     try:
         import numpy as np
 
@@ -135,12 +135,12 @@ def _probe_cuda() -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         problem = f"the CUDA driver did not answer within {PROBE_SECONDS} s"
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        problem = f"asking the CUDA driver failed: {type(error).__name__}"
+        problem = f"querying the CUDA driver failed: {type(error).__name__}"
     return {"device_nodes": [], "devices": [], "problem": problem}
 
 
 def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, compiler: bool) -> list[str]:
-    """What stands between this machine and training on a GPU, one sentence each; empty when nothing does."""
+    """Return what this machine lacks for training on a GPU, one phrase each; empty if nothing is missing."""
     missing = []
     if cuda["problem"]:
         missing.append(f"a working NVIDIA driver: {cuda['problem']}")
@@ -148,7 +148,7 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
         missing.append("a GPU: the driver sees none")
     version = _numbers(cuda.get("cuda", ""))
     if version and version < _numbers(MIN_CUDA):
-        missing.append(f"a newer NVIDIA driver: this one speaks CUDA {cuda['cuda']}, {MIN_CUDA} is the least")
+        missing.append(f"a newer NVIDIA driver: this one supports CUDA {cuda['cuda']}, Genesis needs {MIN_CUDA}")
     if cuda["devices"] and all(_numbers(device["capability"]) < MIN_CAPABILITY for device in cuda["devices"]):
         seen = ", ".join(f"{device['name']} has {device['capability']}" for device in cuda["devices"])
         missing.append(f"a GPU of compute capability 8.0 or above: {seen}")
@@ -156,12 +156,12 @@ def missing_for_cuda(cuda: dict[str, Any], installed: list[dict[str, Any]], *, c
         f"{row['name']}: {row['add']}" for row in installed if row["name"] in _CUDA_PACKAGES and not row["fits"]
     ]
     if not compiler:
-        missing.append("a C compiler (cc, gcc or clang), which Triton calls")
+        missing.append("a C compiler for Triton (cc, gcc or clang)")
     return missing
 
 
 def probe() -> dict[str, Any]:
-    """Device nodes, version of the kernel driver, CUDA version of the driver library, its devices; else the problem."""
+    """Return device nodes, kernel driver version, CUDA version of the driver library, and devices, or the problem."""
     found: dict[str, Any] = {"device_nodes": sorted(glob.glob("/dev/nvidia[0-9]*")), "devices": [], "problem": ""}
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
         found["kernel_driver"] = file.readline(500).strip()
@@ -177,7 +177,7 @@ def probe() -> dict[str, Any]:
         text, name = ctypes.c_char_p(), str(status)
         if cuda.cuGetErrorName(status, ctypes.byref(text)) == 0 and text.value:
             name = f"{text.value.decode('ascii', 'replace')} ({status})"
-        return {**found, "problem": f"the CUDA driver does not start: {name}"}
+        return {**found, "problem": f"initializing the CUDA driver failed: {name}"}
     found["devices"] = [_device(cuda, index) for index in range(count.value)]
     return found
 

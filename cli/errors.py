@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import sys
@@ -20,11 +21,11 @@ from genesis.train.signals import just_raised
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-OPEN_FILES = 32  # that a command may need at one time, with two ranks or a few clients
+OPEN_FILES = 32  # that a command may need at once, with two ranks or a few clients
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:
-    """The exit code of what ended a command, after stderr has said what happened.
+    """Print what ended a command to stderr, and return the exit code.
 
     Args:
         debug: print the traceback too.
@@ -34,63 +35,64 @@ def exit_code(error: BaseException, *, debug: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, BrokenPipeError) and _stdout_has_no_reader():
-        # The reader (`| head`) has what it wanted.
+        # The reader (`| head`) has read what it needs.
         return 0
     if debug:
-        _tell("".join(traceback.format_exception(error)))
+        _print_error("".join(traceback.format_exception(error)))
     known = _as_genesis_error(error)
     if known is None or isinstance(error, ImportError) or isinstance(error.__cause__, ImportError):
         error = just_raised() or error
         known = _as_genesis_error(error)
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        _tell("interrupted\n")
+        _print_error("interrupted\n")
         return EXIT_INTERRUPTED
     if known is not None:
         if known.is_echo and not debug:
             return known.exit_code
-        _tell(block(known.what, known.where, known.next, "stopped" if isinstance(known, InterruptedRun) else "error"))
+        label = "stopped" if isinstance(known, InterruptedRun) else "error"
+        _print_error(block(known.what, known.where, known.next, label))
         return known.exit_code
     what = f"this is a bug in Genesis: {type(error).__name__}: {error}"
-    again = "" if debug else "run the command again with --debug, and "
-    _tell(block(what, "", again + "report it with the traceback"))
+    rerun = "" if debug else "run the command again with --debug, and "
+    _print_error(block(what, "", rerun + "report it with the traceback"))
     return EXIT_BUG
 
 
 def _as_genesis_error(error: BaseException) -> GenesisError | None:
-    """The error itself, or what it means when a library or a user's op raised it; None for a bug."""
+    """Return the error itself, or its meaning when a library or a user's op raised it; None for a bug."""
     if (theirs := of_user(error)) is not None:
         return theirs
     if isinstance(error, GenesisError):
         return error
     if isinstance(error, MemoryError):
         next = "lower train.batch_size or data.seq_len, or set train.activation_checkpointing=full"
-        return GenesisOutOfMemoryError(f"the host has no memory for a request: {error}", next=next)
+        return GenesisOutOfMemoryError(f"the host has too little memory for a request: {error}", next=next)
     if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith("genesis"):
         package = escape(error.name.partition(".")[0])
         next = f"install it: pip install {package}; `genesis env` lists what is missing"
         if package in sys.stdlib_module_names:
-            next = "it is a part of Python: install Python whole, or check who may read its folder"
+            next = "it is a part of Python: reinstall Python, or check the permissions of its folder"
         return DeviceError(f"the package {package} is not installed", next=next)
     if isinstance(error, UnicodeEncodeError):
         what = f"the name {escape(error.object)} cannot be written in this system's encoding, {error.encoding}"
         return UsageError(what, where="command line", next="set a locale in UTF-8: LC_ALL=C.UTF-8")
     if isinstance(error, OSError):
-        # Whoever reads says so (`genesis.files.boundary`); what comes here has to do with an output.
+        # Readers report their own errors (`genesis.files.boundary`); errors that arrive here come from an output.
         if error.filename is None:
-            next = "free space, or check what stdout and stderr are sent to"
+            next = "free space, or check where stdout and stderr are redirected"
             return DiskError(f"writing failed: {error.strerror or error}", next=next)
         return system_error(error, DiskError, "a system call")
-    # Typer's own errors have no public class; this is how all of them look.
+    # Typer's own errors have no public class, but all of them have this method.
     message = getattr(error, "format_message", None)
     if callable(message):
         context: Any = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "genesis"
-        return UsageError(str(message()), where="command line", next=f"`{command} --help` shows how to call it")
+        return UsageError(str(message()), where="command line", next=f"run `{command} --help`")
     return None
 
 
 def block(what: str, where: str, next: str, label: str = "error") -> str:
-    """The text of an error; lines after the first of a part are indented, control characters escaped."""
+    """Return the text of an error; continuation lines of a part are indented, control characters escaped."""
     text = ""
     for title, part in ((f"{label}: ", what), ("  where: ", where), ("  next: ", next)):
         if part:
@@ -98,13 +100,24 @@ def block(what: str, where: str, next: str, label: str = "error") -> str:
     return text
 
 
-def _tell(text: str) -> None:
-    """Writes to stderr, or gives up quietly: there is nowhere else to complain."""
+def _print_error(text: str) -> None:
+    """Write to stderr, with colour on a terminal. A failure is ignored: it could not be reported anywhere."""
     if sys.stderr is not None:
         safe = "\n".join(escape(line) for line in text.split("\n"))
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(safe)
+            sys.stderr.write(_coloured(safe) if _shows_colour() else safe)
             sys.stderr.flush()
+
+
+def _shows_colour() -> bool:
+    has_colours = os.environ.get("TERM", "") not in ("", "dumb", "unknown") and not os.environ.get("NO_COLOR")
+    return has_colours and sys.stderr.isatty()
+
+
+def _coloured(text: str) -> str:
+    """Make the label `error:` bold red, and `where:` and `next:` dim."""
+    text = re.sub(r"^(error|stopped):", "\x1b[1;31m\\1:\x1b[0m", text)
+    return re.sub(r"^  (where|next):", "  \x1b[2m\\1:\x1b[0m", text, flags=re.MULTILINE)
 
 
 def _stdout_has_no_reader() -> bool:
@@ -113,12 +126,12 @@ def _stdout_has_no_reader() -> bool:
         poll.register(1, 0)
         return any(state & (select.POLLERR | select.POLLHUP) for _, state in poll.poll(0))
     except (OSError, AttributeError):
-        # Where there is no poll, a broken pipe is taken for stdout's.
+        # Without poll, assume that the broken pipe is stdout's.
         return True
 
 
 def make_printable() -> None:
-    """Lets stdout write characters that its encoding lacks as escapes: an ASCII terminal is no reason to fail."""
+    """Let stdout escape the characters that its encoding lacks, so that an ASCII terminal is not an error."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         with contextlib.suppress(OSError, ValueError):
@@ -126,10 +139,10 @@ def make_printable() -> None:
 
 
 def flush_stdout() -> None:
-    """Hands what was printed to the system.
+    """Flush stdout.
 
     Raises:
-        DiskError: it does not take it. BrokenPipeError: nobody reads it.
+        DiskError: writing failed. BrokenPipeError: stdout has no reader.
     """
     try:
         if sys.stdout is not None:
@@ -141,7 +154,7 @@ def flush_stdout() -> None:
 
 
 def settle_stdout() -> None:
-    """Empties stdout's buffer, if need be into nothing: the interpreter's last flush must not change the exit code."""
+    """Empty stdout's buffer, into /dev/null if necessary: the last flush must not change the exit code."""
     if sys.stdout is None:
         return
     try:
@@ -154,12 +167,12 @@ def settle_stdout() -> None:
 
 
 def prepare_descriptors() -> None:
-    """Opens closed descriptors 0 to 2 on nothing: else the next file opened, a checkpoint say, would become stdout.
+    """Open closed descriptors 0 to 2 on /dev/null; otherwise the next opened file (a checkpoint, say) becomes stdout.
 
-    Raises a low limit on open files, which libraries take for damaged files.
+    Raise a low limit on open files, because libraries report its effect as damaged files.
 
     Raises:
-        DeviceError: the system does not allow that.
+        DeviceError: the system refuses.
     """
     for descriptor in range(3):
         try:
@@ -171,5 +184,5 @@ def prepare_descriptors() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
         except (OSError, ValueError):
-            what = f"this process may open {soft} files, and a command needs up to {OPEN_FILES}"
+            what = f"this process may open {soft} files, but a command needs up to {OPEN_FILES}"
             raise DeviceError(what, where="ulimit -n", next="raise the limit: ulimit -n 1024") from None

@@ -1,4 +1,4 @@
-"""`genesis estimate`: what a run will take of memory and time, without a GPU and without training."""
+"""`genesis estimate`: the memory and time that a run will take, without a GPU and without training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GpuMemory = Annotated[
         metavar="GIB",
         min=0.5,
         max=4096,
-        help="Memory of the GPU that it is for, which need not be here.  [default: that of the GPU here]",
+        help="Memory of the target GPU, which need not be in this machine.  [default: this machine's GPU]",
     ),
 ]
 
@@ -29,22 +29,22 @@ def estimate(
     gpu_memory: GpuMemory = None,
     nproc: Annotated[
         int,
-        typer.Option("--nproc", metavar="N", min=1, max=1 << 16, help="Ranks that share the run, each with a GPU."),
+        typer.Option("--nproc", metavar="N", min=1, max=1 << 16, help="Ranks of the run, each with its own GPU."),
     ] = 1,
     json: JsonFile = None,
 ) -> None:
-    """Estimate what a run of CONFIG takes.
+    """Estimate the memory and time of a run of CONFIG.
 
-    Memory by what it is for, the largest batch that fits, time a step. Steps of the whole model are counted on a
-    simulated GPU; nothing is trained, and no GPU is needed. A time is given where one was measured: by an earlier run
-    of CONFIG, or in the reports of benchmarks.
-    For instance: genesis estimate chats.yaml --gpu-memory 24
+    Prints memory by purpose, the largest batch that fits, and the time of a step. Steps of the whole model are counted
+    on a simulated GPU; nothing is trained, and no GPU is needed. A time is given only if it was measured, by an earlier
+    run of CONFIG or in a benchmark report.
+    Example: genesis estimate chats.yaml --gpu-memory 24
     """
     from genesis_cli import recipes
-    from genesis_cli.session.estimate import estimate as found_for
+    from genesis_cli.session.estimate import estimate as estimate_run
     from genesis_cli.session.estimate import estimate_lines, place_of
 
     loaded = recipes.load(config, overrides or [])
     with fitting(ModelError, "estimating the model"):
-        found = found_for(loaded, config, place_of(loaded.train.device, gpu_memory), nproc)
+        found = estimate_run(loaded, config, place_of(loaded.train.device, gpu_memory), nproc)
     show(found, estimate_lines(found), json)

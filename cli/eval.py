@@ -1,4 +1,4 @@
-"""`genesis eval`: a trained model's loss, bits per byte and token accuracy on data, and its answers to questions."""
+"""`genesis eval`: a trained model's loss, bits per byte and token accuracy on data, and its score on questions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def evaluate(
     ] = None,
     task: Annotated[
         str | None,
-        typer.Option("--task", metavar="FILE", help='JSONL of questions: "prompt" or "messages", "answer", "choices".'),
+        typer.Option("--task", metavar="FILE", help='JSONL questions: "prompt" or "messages", "answer", "choices".'),
     ] = None,
     match: Annotated[
-        str, typer.Option("--match", metavar="HOW", help="How a generated text is judged: exact, number or regex.")
+        str, typer.Option("--match", metavar="HOW", help="How generated answers are judged: exact, number or regex.")
     ] = "exact",
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated answer, in tokens.")
@@ -33,12 +33,12 @@ def evaluate(
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write what was answered to each item here.")
+        str | None, typer.Option("--out", metavar="FILE", help="Write the answer to each question to FILE.")
     ] = None,
     seq_len: Annotated[
         int | None,
         typer.Option(
-            "--seq-len", metavar="N", help="Tokens in a sequence.  [default: what the model takes, 1024 at most]"
+            "--seq-len", metavar="N", help="Tokens in a sequence.  [default: the model's context, at most 1024]"
         ),
     ] = None,
     batch_size: Annotated[
@@ -47,20 +47,21 @@ def evaluate(
     template: Annotated[
         str | None,
         typer.Option(
-            "--template", metavar="NAME", help="How chats become text: chatml, or a file.  [default: the model's own]"
+            "--template", metavar="NAME", help="Chat template: chatml, or a file.  [default: the model's own]"
         ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="End at a question that does not fit into the context, uncut.")
+        bool, typer.Option("--strict", help="Fail at a question that exceeds the context, instead of cutting it.")
     ] = False,
     base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure the model in FOLDER on data, or on questions.
+    """Measure the model in FOLDER on data or on questions.
 
-    Prints loss (nats per token), perplexity, bits per byte and token accuracy; of questions the share that it answers.
+    Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions, the share of correct
+    answers.
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
@@ -70,7 +71,7 @@ def evaluate(
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
     if not data and task is None:
-        raise UsageError("there is nothing to measure on", where="command line", next="give --data or --task")
+        raise UsageError("neither data nor a task is given", where="command line", next="give --data or --task")
     from genesis_cli import session
 
     found: dict[str, float | int] = {}

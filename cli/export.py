@@ -1,4 +1,4 @@
-"""`genesis export`: a trained model or adapter as a folder for other programs."""
+"""`genesis export`: writes a trained model or adapter for other programs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from genesis_cli.options import Base, Folder, weight_dtype
 
 def export(
     folder: Folder,
-    merge: Annotated[bool, typer.Option("--merge", help="Write an adapter merged into its base model.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model.")] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
-            "--dtype", metavar="DTYPE", help="fp32, bf16 or fp16, of whole models.  [default: that of each weight]"
+            "--dtype", metavar="DTYPE", help="fp32, bf16 or fp16, for whole models.  [default: each weight's own]"
         ),
     ] = None,
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="Where to; new, empty, or an earlier export.  [default: beside FOLDER]"
+            "--out", metavar="FOLDER", help="New or empty folder, or an earlier export.  [default: next to FOLDER]"
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Load what was written, and compare it with what was trained.")
+        bool, typer.Option("--check", help="Load the export, and compare it with the trained model.")
     ] = False,
     base: Base = None,
 ) -> None:
     """Write the model or adapter in FOLDER for transformers, PEFT, vLLM and others.
 
-    Of a run without a final model its newest checkpoint is taken.
+    If FOLDER is a run without a final model, its newest checkpoint is exported.
     """
     kind = None if dtype is None else weight_dtype(dtype)
     from genesis.train.output import Output

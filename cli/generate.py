@@ -1,4 +1,4 @@
-"""`genesis generate`: continues prompts, or answers messages, with a trained model."""
+"""`genesis generate`: continues prompts or answers messages with a trained model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Prompt = Annotated[
 Prompts = Annotated[
     str | None,
     typer.Option(
-        "--prompts", metavar="FILE", help='JSONL with a "prompt" or "messages" a line; gives JSONL in that order.'
+        "--prompts", metavar="FILE", help='JSONL with "prompt" or "messages" in each line; prints JSONL in that order.'
     ),
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the results of --prompts here.")]
-Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a user's message, in the model's own chat template.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message in the chat template.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
@@ -36,7 +36,7 @@ Stop = Annotated[
 Special = Annotated[
     bool,
     typer.Option(
-        "--special", help="Show special tokens such as <|im_end|>; those written out in a prompt are read as such."
+        "--special", help="Show special tokens such as <|im_end|>, and parse those that are written in a prompt."
     ),
 ]
 NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")]
@@ -66,13 +66,13 @@ def generate(
 ) -> None:
     """Continue a prompt with the model in FOLDER, or answer a message.
 
-    How tokens are drawn is what the options say, then the model's generation_config.json, then the defaults that
-    `genesis schema` shows for the eval section.
+    Sampling settings come from the options, then from the model's generation_config.json, then from the defaults that
+    `genesis schema` shows in the eval section.
     """
     from genesis.train.config import EvalConfig, TrainConfig
     from genesis.train.output import Output
 
-    lines: list[str] = []  # about the whole
+    lines: list[str] = []  # about the whole command
     length = options.settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))["sample_tokens"]
     drawing = options.given_drawing(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
@@ -82,9 +82,9 @@ def generate(
     from genesis_cli import session
 
     if (prompt is None) == (prompts is None):
-        raise UsageError("give either --prompt or --prompts", where="command line", next="--prompt - reads stdin")
+        raise UsageError("give either --prompt or --prompts", where="command line", next="use --prompt - to read stdin")
     if out is not None and prompts is None:
-        raise UsageError("--out is for the results of --prompts", where="--out", next="redirect stdout instead")
+        raise UsageError("--out needs --prompts", where="--out", next="redirect stdout instead")
     if out is not None and os.path.exists(out) and not os.path.isfile(out):
         raise UsageError(f"{escape(out)} is not a file", where="--out", next="name a file")
     with fitting(ModelError, "running the model", folder):
@@ -108,12 +108,12 @@ def generate(
             _write(pieces, out)
         else:
             _print(pieces, is_text=prompts is None, streams=not no_stream)
-        for line in lines:  # on a terminal below the text's last line
+        for line in lines:  # on a terminal, after the last line of the text
             Output(sys.stderr).line(line)
 
 
 def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
-    """Text, or lines of JSON, to stdout. Raises: DiskError: it cannot be written."""
+    """Print text or lines of JSON to stdout. Raises: DiskError: writing failed."""
     from genesis.train.output import Output
 
     output = Output(sys.stdout)
@@ -129,7 +129,7 @@ def _print(pieces: Iterator[str], *, is_text: bool, streams: bool) -> None:
 
 
 def _write(lines: Iterator[str], out: str) -> None:
-    """Each line into the file as it comes, which so holds what an interrupted command had. Raises: DiskError."""
+    """Write each line as it arrives, so that an interrupted command leaves its results. Raises: DiskError."""
     from genesis.files.filesystem import DEFAULT, Writer
 
     with Writer(DEFAULT, Path(out), os.O_CREAT | os.O_TRUNC) as writer:
@@ -145,4 +145,4 @@ def _from_stdin() -> str:
         return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
         what = f"stdin is not UTF-8: byte {error.start:,} is invalid"
-        raise UsageError(what, where="--prompt -", next="give it text") from error
+        raise UsageError(what, where="--prompt -", next="send UTF-8 text") from error

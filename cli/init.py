@@ -15,7 +15,7 @@ from genesis.errors import GenesisError, ModelError, UsageError
 from genesis.files.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
-# Those of `genesis_cli.session.init`, whose import takes longer than a shell should wait for.
+# The keys of `GOALS` in `genesis_cli.session.init`, whose import is too slow for shell completion.
 GOALS = ("lora", "full", "pretrain", "scratch")
 
 Model = Annotated[
@@ -25,7 +25,7 @@ Model = Annotated[
 Data = Annotated[
     list[str] | None,
     typer.Option(
-        "--data", metavar="SOURCE", help="File, folder or glob to learn; may be repeated.  [default: shipped]"
+        "--data", metavar="SOURCE", help="File, folder or glob to train on; may be repeated.  [default: shipped data]"
     ),
 ]
 Goal = Annotated[
@@ -33,15 +33,15 @@ Goal = Annotated[
     typer.Option(
         "--goal",
         metavar="GOAL",
-        help="lora, full, pretrain (go on with texts) or scratch.  [default: lora with --model, else scratch]",
+        help="lora, full, pretrain (continue on texts) or scratch.  [default: lora with --model, else scratch]",
         autocompletion=lambda incomplete: [goal for goal in GOALS if goal.startswith(incomplete)],
     ),
 ]
 OutputDir = Annotated[
-    str | None, typer.Option("--output-dir", metavar="FOLDER", help="Of the run.  [default: runs/ and FILE's name]")
+    str | None, typer.Option("--output-dir", metavar="FOLDER", help="Folder of the run.  [default: runs/FILE's name]")
 ]
 SeqLen = Annotated[
-    int | None, typer.Option("--seq-len", metavar="N", min=2, help="Tokens of a row.  [default: 1024; 256 on the CPU]")
+    int | None, typer.Option("--seq-len", metavar="N", min=2, help="Tokens in a row.  [default: 1024; 256 on the CPU]")
 ]
 
 
@@ -53,13 +53,13 @@ def init(
     gpu_memory: GpuMemory = None,
     seq_len: SeqLen = None,
     output_dir: OutputDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Write over FILE.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
 ) -> None:
     """Write a configuration for a model, data and a goal.
 
-    It has comments, and steps that fit the GPU. On a terminal it asks for what no option says; in a pipe it takes
-    defaults.
-    For instance: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
+    The file has comments, and its steps fit the GPU. On a terminal the command asks for missing options; in a pipe it
+    uses defaults.
+    Example: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
     """
     from genesis.files.atomic import write_file
     from genesis_cli import recipes
@@ -67,7 +67,7 @@ def init(
 
     path = Path(file)
     if model == "":
-        raise UsageError("--model is empty", where="command line", next="name one, or leave it out for a new model")
+        raise UsageError("--model is empty", where="command line", next="name a model, or omit --model for a new one")
     session.check_new(path, force=force)
     if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
         model, goal, source = _questions()
@@ -92,35 +92,35 @@ def init(
 
 
 def _questions() -> tuple[str | None, str, str]:
-    """Model, goal and data, from the terminal; Return takes what stands in brackets. Wrong answers are asked again."""
+    """Ask for model, goal and data until the answers are valid; Return takes the default in brackets."""
     from genesis_cli.session import init as session
 
     model: str | None = None
     goal = ""
     while not goal:
-        model = _answer("Model: a folder, a name on the hub, or nothing for a new one", "", session.check_model) or None
+        model = _answer("Model: a folder, a name on the hub, or empty for a new one", "", session.check_model) or None
         for name, (what, *_) in session.GOALS.items():
             print(f"  {name}: {what}")
         asked = _answer("Goal", session.goal_of(None, model), session.check_goal)
         try:
             goal = session.goal_of(asked, model)
-        except UsageError as error:  # of the two together, so that either may change
-            _say(error)
+        except UsageError as error:  # model and goal do not match: ask for both again
+            _print_error(error)
     source = _answer("Data: a file, a folder or a glob", session.GOALS[goal][2], session.check_source)
     return model, goal, source
 
 
 def _answer(question: str, default: str, check: Callable[[str], object]) -> str:
-    """An answer that `check` raises no error for."""
+    """Ask until `check` accepts the answer, and return it."""
     while True:
-        found: str = typer.prompt(question, default=default, show_default=bool(default)).strip()
+        answer: str = typer.prompt(question, default=default, show_default=bool(default)).strip()
         try:
-            check(found)
+            check(answer)
         except GenesisError as error:
-            _say(error)
+            _print_error(error)
         else:
-            return found
+            return answer
 
 
-def _say(error: GenesisError) -> None:
+def _print_error(error: GenesisError) -> None:
     print("\n".join(filter(None, (f"  {error.what}", error.next and f"  next: {error.next}"))))

@@ -1,8 +1,8 @@
-"""The entry of the command `genesis`, before anything heavy is imported: from here on Ctrl-C shows no traceback.
+"""The entry of the command `genesis`, before any heavy import; from here on Ctrl-C shows no traceback.
 
-While modules are imported nothing has begun, so the process ends at once: an exception would come out of the middle of
-an import, where some libraries print or swallow it. Afterwards Ctrl-C is a `KeyboardInterrupt` again. A rank ends at
-once until its run has handlers of its own, and leaves it to the launcher to say so.
+During the imports nothing has begun, so the process exits at once: an exception inside an import may be printed or
+swallowed by a library. Afterwards Ctrl-C raises `KeyboardInterrupt` again. A rank exits at once and silently until its
+run installs its own handlers; the launcher reports it.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import os
 import signal
 import sys
 
-TYPE_CHECKING = False  # `typing` alone takes 10 ms in which Ctrl-C would show a traceback
+TYPE_CHECKING = False  # importing `typing` takes 10 ms in which Ctrl-C would show a traceback
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-LAUNCHER = "GENESIS_LAUNCHER"  # as in `genesis.distributed.environment`, which takes longer to import
+LAUNCHER = "GENESIS_LAUNCHER"  # the name in `genesis.distributed.environment`, which takes longer to import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code; no exception leaves.
+    """Run one command and return its exit code; no exception escapes.
 
     Args:
-        arguments: its words; None takes those of this process, whose signals are then handled here.
+        arguments: words of the command. None uses those of this process and handles its signals.
     """
     if arguments is not None:
         from genesis_cli.app import run
 
         return run(arguments)
-    # A shell that starts jobs in the background ignores SIGINT, and so do they.
+    # A shell that starts jobs in the background makes them ignore SIGINT.
     listens = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if listens:
         signal.signal(signal.SIGINT, _stop)
-    if os.getpid() == 1:  # of a container, where the system drops signals that nobody handles
+    if os.getpid() == 1:  # in a container, where the system drops unhandled signals
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _stop)
     is_rank = LAUNCHER in os.environ
-    if is_rank:  # the launcher has blocked them, so that none comes earlier
+    if is_rank:  # the launcher has blocked them until now
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     from genesis.train.signals import raise_interrupt
     from genesis_cli.app import run
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGINT, raise_interrupt)
     code = run(sys.argv[1:], ends_process=True)
     if listens:
-        # The interpreter's own end can be interrupted as well.
+        # The interpreter's shutdown can be interrupted too.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     return code
 
@@ -62,7 +62,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _stop_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
-    """A `KeyboardInterrupt` that came in a finalizer or a callback, where it would be printed and forgotten."""
+    """Exit on a `KeyboardInterrupt` in a finalizer or a callback, where Python would only print it."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
         _stop(signal.SIGINT, None)
     sys.__unraisablehook__(unraisable)

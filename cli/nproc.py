@@ -1,4 +1,4 @@
-"""`--nproc N`: how many ranks a command asks for, and the command run as so many."""
+"""`--nproc N`: the number of ranks of a command, and the launch of that many ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def asked_ranks(nproc: str, device: str) -> int:
-    """How many ranks `--nproc` asks for; "all" are as many as there are GPUs or CPU cores for `device`.
+    """Return how many ranks `--nproc` asks for; "all" means one for each GPU or CPU core of `device`.
 
     Raises:
-        UsageError: it is no number of ranks, or this process is a rank already.
+        UsageError: it is not a number of ranks, or this process is a rank already.
     """
     from genesis.distributed.environment import rank_count, refuse_ranks
 
@@ -24,7 +24,7 @@ def asked_ranks(nproc: str, device: str) -> int:
 
 
 def _available(device: str) -> int:
-    """How many GPUs or CPU cores ranks may use."""
+    """Return how many GPUs or CPU cores ranks may use."""
     from genesis import cuda
     from genesis.backend.cpu import threads
     from genesis_cli.session.preparation import resolve_device
@@ -33,10 +33,10 @@ def _available(device: str) -> int:
 
 
 def ranks_of_run(nproc: str, config: Config) -> int:
-    """How many ranks a run is to have.
+    """Return how many ranks a run has.
 
     Raises:
-        UsageError: as `asked_ranks`. ConfigError: so many cannot share a step.
+        UsageError: as in `asked_ranks`. ConfigError: so many ranks cannot share a step.
     """
     from genesis.train.ranks import check_divides
 
@@ -46,23 +46,23 @@ def ranks_of_run(nproc: str, config: Config) -> int:
 
 
 def is_rank() -> bool:
-    """Whether a launcher started this process together with others."""
+    """Whether a launcher started this process as one of several ranks."""
     from genesis.distributed.environment import read_world
 
     return read_world(os.environ).size > 1
 
 
 def is_main() -> bool:
-    """Whether this process is the one of a job that writes and prints, by the launcher's variables."""
+    """Whether this process writes and prints for its job, according to the launcher's variables."""
     from genesis.distributed.environment import read_world
 
     return read_world(os.environ).rank == 0
 
 
 def launched(command: str, words: Sequence[str], count: int) -> int:
-    """Run `genesis command words…` as so many ranks of this host; their exit code."""
+    """Run `genesis command words…` as `count` ranks of this host, and return their exit code."""
     from genesis.distributed.launch import launch
 
-    # -P: what is in the current folder is no part of Genesis
+    # -P: modules in the current folder must not replace those of Genesis.
     program = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else [])]
     return launch([*program, command, *words], count)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and their defaults and bounds, which the configuration schema holds."""
+"""Options that several commands share; their defaults and bounds come from the configuration schema."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """Recipes, YAML files and folders, as which a shell completes `incomplete`."""
+    """Return recipes, YAML files and folders to which a shell completes `incomplete`."""
     paths = [path + "/" * os.path.isdir(path) for path in glob.glob(glob.escape(incomplete) + "*")]
     return complete_recipe(incomplete) + sorted(path for path in paths if path.endswith(("/", ".yaml", ".yml")))
 
 
 ConfigName = Annotated[
     str,
-    typer.Argument(
-        metavar="CONFIG", help="YAML file, or the name of a recipe: quickstart.", autocompletion=complete_config
-    ),
+    typer.Argument(metavar="CONFIG", help="YAML file, or a recipe such as quickstart.", autocompletion=complete_config),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that go before those of the file."),
+    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings that override the file's."),
 ]
 Folder = Annotated[
     str,
@@ -41,7 +39,7 @@ Folder = Annotated[
 ]
 Base = Annotated[
     str | None,
-    typer.Option("--base", metavar="FOLDER", help="Base model of an adapter.  [default: the one that it names]"),
+    typer.Option("--base", metavar="FOLDER", help="Base model of an adapter.  [default: as the adapter says]"),
 ]
 Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[
@@ -53,39 +51,37 @@ Dtype = Annotated[
     ),
 ]
 
-# Of the commands that measure.
+# Options of the commands that measure.
 MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
 OpDtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, fp64 or an integer type.  [default: fp32]"),
 ]
-VsTorch = Annotated[
-    str | None, typer.Option("--vs", metavar="torch", help="Compare with torch, in a process of its own.")
-]
+VsTorch = Annotated[str | None, typer.Option("--vs", metavar="torch", help="Compare with torch in a separate process.")]
 TorchPython = Annotated[
     str | None,
-    typer.Option("--torch-python", metavar="PATH", help="An interpreter that has torch.  [default: this one]"),
+    typer.Option("--torch-python", metavar="PATH", help="Python interpreter with torch.  [default: this one]"),
 ]
 Reports = Annotated[
     Path | None,
     typer.Option(
         "--out",
         metavar="FOLDER",
-        help="The folder of reports, earlier ones too.  [default: benchmarks/results in a clone, else genesis-bench]",
+        help="Folder of reports.  [default: benchmarks/results in a clone, else genesis-bench]",
     ),
 ]
 JsonFile = Annotated[
     str | None,
-    typer.Option("--json", metavar="FILE", help="Write the report as JSON, too; - prints nothing but that."),
+    typer.Option("--json", metavar="FILE", help="Also write the report as JSON; - prints only the JSON."),
 ]
 
 
 def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, Any]:
-    """Values of schema settings: those given on the command line, checked, and the schema's defaults for the others.
+    """Return values of schema settings: checked values from the command line, and the schema's defaults for the others.
 
     Args:
-        section: the schema's section.
-        given: for each key of the section the option's name and its value, None when it was left out.
+        section: section of the schema.
+        given: for each key of the section, the option's name and its value; None means that it was omitted.
 
     Raises:
         UsageError: a value is outside the schema's bounds.
@@ -105,7 +101,7 @@ def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, An
             values[key] = checker.validate_python(value, strict=True)
         except ValidationError:
             fragment = {**checker.json_schema(), "examples": field.examples}
-            # An option that is left out has its default: nobody types null.
+            # The error does not offer null: omitting the option means the default.
             what = f"{option} must be {expected(fragment).removesuffix(', or null')}, not {show(value)}"
             about = str(field.description).partition(" null:")[0]
             raise UsageError(what, where="command line", next=about) from None
@@ -113,14 +109,14 @@ def settings(section: type[BaseModel], **given: tuple[str, Any]) -> dict[str, An
 
 
 def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = False) -> str:
-    """The type of weights that `--dtype` names; "auto" where it was left out.
+    """Return the weight dtype that `--dtype` names; "auto" if it was omitted.
 
     Args:
-        trains: weights are trained, which float16 is not for.
-        quantized: weights may be in 8 bits.
+        trains: exclude float16, because the weights are trained.
+        quantized: accept 8-bit weights.
 
     Raises:
-        UsageError: it is no type that weights can have.
+        UsageError: weights cannot have this dtype.
     """
     if name is None:
         return "auto"
@@ -139,45 +135,48 @@ def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = Fa
         found = ""
     if found not in known:
         what = f"--dtype must be one of {', '.join((AUTO, *known, *more))}, not {show(name)}"
-        next = "float16 is for eval and generate; train in bfloat16" if found == "float16" else "also fp32, bf16, fp16"
+        next = "train in bfloat16; eval and generate accept float16" if found == "float16" else "also fp32, bf16, fp16"
         raise UsageError(what, where="command line", next=next)
     return found
 
 
-# --- How tokens are drawn ---------------------------------------------------------------------------------------------
+# --- Sampling ---------------------------------------------------------------------------------------------------------
 
 
-System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="A system message before the chat's.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")]
 TopP = Annotated[
     float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
 ]
-MinP = Annotated[float | None, typer.Option("--min-p", metavar="P", help="Only tokens P times as likely as the first.")]
+MinP = Annotated[
+    float | None, typer.Option("--min-p", metavar="P", help="Keep tokens at least P times as likely as the likeliest.")
+]
 Penalty = Annotated[
-    float | None, typer.Option("--repetition-penalty", metavar="R", help="Makes tokens that were there less likely.")
+    float | None,
+    typer.Option("--repetition-penalty", metavar="R", help="Make repeated tokens less likely."),
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")]
 KvCache = Annotated[
-    str, typer.Option("--kv-cache", metavar="TYPE", help="Of keys and values: auto, that of the weights; fp8 on a GPU.")
+    str, typer.Option("--kv-cache", metavar="TYPE", help="Type of keys and values: auto (as weights), or fp8 on a GPU.")
 ]
 
 
 def given_drawing(**options: float | None) -> dict[str, Any]:
-    """The settings of how tokens are drawn that were given, by their names, checked. Raises: UsageError."""
+    """Return the given sampling options, checked, by name. Raises: UsageError."""
     from genesis.train.bounds import BOUNDS
     from genesis.train.config import EvalConfig
 
     words = {name: (f"--{name.replace('_', '-')}", value) for name, value in options.items() if value is not None}
     found = settings(EvalConfig, **{name: each for name, each in words.items() if name in EvalConfig.model_fields})
-    for name in words.keys() - found.keys():  # the schema has no such setting
+    for name in words.keys() - found.keys():  # settings that the schema does not have
         word, value = words[name]
         found[name] = BOUNDS[name].checked(value, word, where="command line")
     return found
 
 
 def kv_cache_type(name: str) -> Literal["auto", "fp8"]:
-    """The type that `--kv-cache` names. Raises: UsageError."""
+    """Return the type that `--kv-cache` names. Raises: UsageError."""
     if name == "auto":
         return "auto"
     if name != "fp8":

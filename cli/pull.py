@@ -1,4 +1,4 @@
-"""`genesis pull`: fetches a model or data set of the Hugging Face hub, the one command that uses the network."""
+"""`genesis pull`: downloads a model or data set from the Hugging Face hub; only this command uses the network."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def pull(
         str, typer.Argument(metavar="ORG/NAME[@REV]", help="Name on the hub, with a branch, tag or commit.")
     ],
     data: Annotated[
-        bool, typer.Option("--data", help="It is a data set: data.train: hf:ORG/NAME then reads it.")
+        bool, typer.Option("--data", help="NAME is a data set; data.train: hf:ORG/NAME then reads it.")
     ] = False,
 ) -> None:
-    """Fetch a model or a data set of the Hugging Face hub.
+    """Download a model or a data set from the Hugging Face hub.
 
-    It goes into this machine's cache: safetensors weights, config, tokenizer and chat template, never pickles; of a
-    data set Parquet, JSONL, JSON, CSV and text. Sizes and hashes are compared with the hub's, and what was cut off goes
-    on. Every command then takes the name for a folder, and asks no network. For what needs a token: `hf auth login`, or
-    HF_TOKEN. For instance: genesis pull Qwen/Qwen3-0.6B
+    The files are stored in this machine's cache: safetensors weights, config, tokenizer and chat template, never
+    pickles; for a data set Parquet, JSONL, JSON, CSV and text. Sizes and hashes are compared with the hub's, and an
+    interrupted download continues. All commands then accept the name instead of a folder and use no network. If a
+    repository needs a token, run `hf auth login` or set HF_TOKEN. Example: genesis pull Qwen/Qwen3-0.6B
     """
     from genesis.data.sources import is_data_file
     from genesis.files.hub import hub_name
@@ -36,13 +36,13 @@ def pull(
     console = Output(sys.stdout)
     repo = hub_name(name, is_data=data)
     if repo is None:
-        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not such a name"
+        next = "write ORG/NAME or ORG/NAME@REVISION, such as Qwen/Qwen3-0.6B; a path is not accepted"
         noun = "data set" if data else "model"
         raise UsageError(f"{escape(name)} is not the name of a {noun} on the hub", where="command line", next=next)
 
     def note(line: str) -> None:
         if draws(console):
-            console.write("\n")  # the bar stays on the line above
+            console.write("\n")  # keeps the progress bar on the line above
         console.line(line)
 
     with tokenizing(str(repo), console) as progress:
@@ -54,11 +54,11 @@ def pull(
             note=note,
         )
     size = sum(file.size for file in found.files)
-    came = "all of it was here" if not found.fetched else f"{format_bytes(found.fetched)} fetched"
+    came = "all files were present" if not found.fetched else f"{format_bytes(found.fetched)} downloaded"
     console.line(f"{repo}: {len(found.files)} files, {format_bytes(size)}, hashes compared; {came}")
     pickles = [each for each in found.left_out if each.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl"))]
     if pickles:
-        console.line(f"left out: {len(pickles)} of pickled weights, such as {escape(pickles[0])}")
+        console.line(f"skipped: {len(pickles)} of pickled weights, such as {escape(pickles[0])}")
     console.line(f"commit: {found.commit}")
     console.line(f"folder: {found.folder}")
     if data:

@@ -1,4 +1,4 @@
-"""The configuration that a command names, a file or a shipped recipe; and `genesis recipes`, which lists these."""
+"""Loads the configuration that a command names, a file or a shipped recipe; `genesis recipes` lists the recipes."""
 
 from __future__ import annotations
 
@@ -25,38 +25,41 @@ MODELS = (("model", "path"), ("data", "tokenizer"), ("lora", "init_from"))
 
 
 def names() -> list[str]:
-    """Names of the shipped recipes."""
+    """Return the names of the shipped recipes."""
     with boundary(ConfigError, "listing the recipes"):
         found = [file.name for file in files("genesis_configs").iterdir()]
     return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """The recipes that a shell completes `incomplete` to."""
+    """Return the recipes to which a shell completes `incomplete`."""
     return [name for name in names() if name.startswith(incomplete)]
 
 
 def text_of(name: str) -> str:
-    """The text of the shipped recipe called `name`."""
+    """Return the text of the shipped recipe `name`."""
     file = files("genesis_configs") / f"{name}.yaml"
     with boundary(ConfigError, "reading the recipe", str(file)):
         return file.read_text(encoding="utf-8")
 
 
 def load(name: str, overrides: Sequence[str]) -> Config:
-    """The configuration called `name`; a file of that name takes precedence. In it, names of models on the hub are
-    replaced with the folders that have what was pulled of them.
+    """Return the configuration `name`; a file of that name takes precedence over a recipe. Hub names of models are
+    replaced with the folders of their pulled copies.
 
     Raises:
-        ConfigError: there is no such file or recipe, or it is invalid.
-        UsageError: an override is malformed.
+        ConfigError: the file or recipe does not exist, or is invalid. UsageError: an override is malformed.
     """
     return _configured(*_source(name), overrides)
 
 
 def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Config, Overrides]:
-    """As `load`, and the overrides for the run's record. A resumed run has those of its record, too, and its folder may
-    be named for its configuration. Raises: as `load`, and ConfigError: of `recorded_overrides`.
+    """Return the configuration as `load` does, and the overrides for the run's record.
+
+    A resumed run also uses the overrides of its record, and `name` may be its folder.
+
+    Raises:
+        ConfigError, UsageError: as in `load`. ConfigError: as in `recorded_overrides`.
     """
     from genesis.train.config_file import RESOLVED, combined, output_dir
 
@@ -77,7 +80,7 @@ def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Con
 
 
 def _source(name: str) -> tuple[str | bytes, str]:
-    """The text of the configuration called `name`, and its name in errors."""
+    """Return the text of the configuration `name`, and its name for errors."""
     from genesis.files.trust import stranger
     from genesis.train.config_file import read_source
 
@@ -88,16 +91,16 @@ def _source(name: str) -> tuple[str | bytes, str]:
             return text_of(name), f"{name}.yaml (shipped with Genesis)"
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
-        raise ConfigError("there is no such file or recipe", where=escape(name), next=next)
+        raise ConfigError("the file or recipe does not exist", where=escape(name), next=next)
     if name in names() and (user := stranger(name)) is not None:
         what = f"the file {name} in this folder belongs to user {user}, and a recipe has the same name"
-        next = f"write ./{name} for the file, or call the recipe from another folder"
+        next = f"write ./{name} to use the file, or run the command in another folder to use the recipe"
         raise ConfigError(what, where=escape(Path(name).absolute()), next=next)
     return read_source(name), escape(name)
 
 
 def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Config:
-    """The configuration with the folders that names on the hub stand for on this machine."""
+    """Return the configuration with hub names replaced by the folders of their pulled copies."""
     from genesis.files.hub import local_path
     from genesis.train.config_file import parse_config
 
@@ -111,12 +114,12 @@ def _configured(text: str | bytes, name: str, overrides: Sequence[str]) -> Confi
 
 
 def shape_named(size: str, option: str) -> ModelConfig:
-    """The shape called `size`, given for `option`: a preset, a config.json, a model folder, or a recipe's model.
+    """Return the shape `size` given for `option`: a preset, a config.json, a model folder, or a recipe's model.
 
     Weights are not read.
 
     Raises:
-        UsageError: there is no such size. ModelError: the file is malformed, or its architecture is unknown.
+        UsageError: the size is unknown. ModelError: the file is malformed, or its architecture is unknown.
     """
     from genesis.files.hf import read_json
     from genesis_models.config import ModelConfig
@@ -143,13 +146,13 @@ def shape_named(size: str, option: str) -> ModelConfig:
 def recipes(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A recipe; without it they are listed.", autocompletion=complete_recipe),
+        typer.Argument(metavar="NAME", help="Recipe to print; lists all by default.", autocompletion=complete_recipe),
     ] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="Write it to NAME.yaml here, to change it.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Write the recipe to NAME.yaml in this folder.")] = False,
 ) -> None:
     """List the recipes, print one, or copy it.
 
-    A recipe is a configuration that runs as it is: genesis train NAME. For instance: genesis recipes quickstart --copy
+    A recipe is a complete configuration: genesis train NAME runs it. Example: genesis recipes quickstart --copy
     """
     from genesis.files.atomic import write_file
     from genesis_cli.session.init import check_new
@@ -165,7 +168,7 @@ def recipes(
     if name not in known:
         near = nearest(name, known)
         next = f"did you mean {near}?" if near else f"recipes: {', '.join(known)}"
-        raise UsageError(f"there is no recipe {name}", where="NAME", next=next)
+        raise UsageError(f"the recipe {name} does not exist", where="NAME", next=next)
     if not copy:
         print(text_of(name), end="")
         return

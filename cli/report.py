@@ -1,4 +1,4 @@
-"""`genesis report` and `genesis watch`: a page about runs, as a file or served while a run goes on."""
+"""`genesis report` and `genesis watch`: a page about runs, as a file or served while a run continues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NAME = "report.html"
 
 
 def report(
-    folders: Annotated[list[str], typer.Argument(metavar="RUN…", help="Runs' output_dir; several are overlaid.")],
+    folders: Annotated[list[str], typer.Argument(metavar="RUN…", help="output_dir of a run; several are overlaid.")],
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="The page.  [default: report.html in the first run]")
     ] = None,
 ) -> None:
-    """Write one page about runs: curves, evaluations, samples, speed, memory, settings.
+    """Write a page about runs: curves, evaluations, samples, speed, memory, settings.
 
     The page is one HTML file without scripts.
     """
@@ -27,7 +27,8 @@ def report(
     from genesis.train.report.runs import read_run
 
     if len(folders) > MOST_RUNS:
-        raise UsageError(f"{len(folders)} runs on one page", where="command line", next=f"name at most {MOST_RUNS}")
+        what = f"{len(folders)} runs do not fit on one page"
+        raise UsageError(what, where="command line", next=f"name at most {MOST_RUNS}")
     page = page_of([read_run(folder) for folder in folders])
     path = Path(folders[0], NAME) if out is None else Path(out)
     write_file(path, page.encode())
@@ -37,12 +38,12 @@ def report(
 def watch(
     folder: Annotated[str, typer.Argument(metavar="RUN", help="The output_dir of a run.")],
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.  [default: 8377]")
+        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="0 picks a free one.  [default: 8377]")
     ] = None,
 ) -> None:
-    """Serve the page of a run on this machine while the run goes on.
+    """Serve the page of a run on this machine while the run continues.
 
-    Nothing listens beyond loopback. Ctrl-C and SIGTERM end it; answers under way have 2 s.
+    It listens on loopback only. Ctrl-C and SIGTERM end it; pending answers have 2 s to finish.
     """
     from genesis.train.signals import Interrupts
 

@@ -8,9 +8,9 @@ import json
 def schema() -> None:
     """Print the JSON schema of configurations.
 
-    It holds every setting with its meaning, default and bounds.
+    It has each setting's meaning, default and bounds.
 
-    Editors that know the YAML language server complete and check a file that starts with the line
+    Editors with a YAML language server complete and check a file that starts with the line
     `# yaml-language-server: $schema=genesis.schema.json`.
     """
     from genesis.train.config import json_schema

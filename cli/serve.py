@@ -1,4 +1,4 @@
-"""`genesis serve`: a model behind OpenAI's HTTP interface, on this machine."""
+"""`genesis serve`: serves a model over OpenAI's HTTP interface on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from genesis_cli.options import Base, Device, Dtype, Folder, KvCache, kv_cache_t
 
 def serve(
     folder: Folder,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 picks a free one.")] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -22,34 +22,33 @@ def serve(
             metavar="KEY",
             envvar="GENESIS_API_KEY",
             show_envvar=True,
-            help="What clients must send; needed beyond loopback.",
+            help="Key that clients must send; required beyond loopback.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="What clients call it.  [default: the folder's name]"),
+        typer.Option("--name", metavar="NAME", help="Model name for clients.  [default: the folder's name]"),
     ] = None,
     context: Annotated[
         int | None,
         typer.Option(
-            "--context", metavar="N", min=2, help="Most tokens of a sequence.  [default: the model's, 4096 at most]"
+            "--context", metavar="N", min=2, help="Most tokens of a sequence.  [default: the model's, at most 4096]"
         ),
     ] = None,
     queue: Annotated[
-        int, typer.Option("--queue", metavar="N", min=1, help="Requests that may wait or run; more get 429.")
+        int, typer.Option("--queue", metavar="N", min=1, help="Most running and waiting requests; others get 429.")
     ] = 512,
-    most_bytes: Annotated[
-        int, typer.Option("--max-body", metavar="BYTES", min=1024, help="Largest body of a request.")
-    ] = 4 << 20,
+    most_bytes: Annotated[int, typer.Option("--max-body", metavar="BYTES", min=1024, help="Largest request body.")] = 4
+    << 20,
     base: Base = None,
     device: Device = None,
     dtype: Dtype = None,
     kv_cache: KvCache = "auto",
 ) -> None:
-    """Serve the model in FOLDER to OpenAI's clients: completions and chat, streamed or whole.
+    """Serve the model in FOLDER to OpenAI clients: completions and chat, streamed or whole.
 
-    Only this machine is listened to, unless --host names another address. Ctrl-C and SIGTERM end it, when the answers
-    under way are given, or after 8 s.
+    It listens on this machine only, unless --host names another address. Ctrl-C and SIGTERM end it once pending answers
+    are complete, at the latest after 8 s.
     """
     from genesis.train.signals import Interrupts
 

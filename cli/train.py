@@ -1,4 +1,4 @@
-"""`genesis train`: trains as a configuration says."""
+"""`genesis train`: runs a training configuration."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RESUME, MUST, ALLOW = "--resume", "must", "allow"
 
 
 class TrainCommand(TyperCommand):
-    """The command whose option --resume may have a value behind `=`, and never takes the next word for one."""
+    """Lets --resume have an optional value after `=`; it never takes the next word as its value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Gives a bare --resume its value."""
+        """Give a bare --resume its value."""
         end = args.index("--") if "--" in args else len(args)
         words = [f"{RESUME}={MUST}" if word == RESUME else word for word in args[:end]]
         return super().parse_args(ctx, words + args[end:])
@@ -37,31 +37,31 @@ def train(
         typer.Option(
             "--resume",
             metavar=f"[={ALLOW}]",
-            help="Go on from the last checkpoint in train.output_dir, where there must be a run; "
-            f"{RESUME}={ALLOW} starts one where there is none.",
+            help="Continue from the last checkpoint in train.output_dir, which must have a run; "
+            f"{RESUME}={ALLOW} starts one otherwise.",
         ),
     ] = None,
     resume_from: Annotated[
         str | None,
-        typer.Option("--resume-from", metavar="NAME", help="Go on from this checkpoint: checkpoint-100, or best."),
+        typer.Option("--resume-from", metavar="NAME", help="Continue from this checkpoint: checkpoint-100, or best."),
     ] = None,
     nproc: Annotated[
         str | None,
         typer.Option(
             "--nproc",
             metavar="N|all",
-            help="Train in N processes of this host, ranks, which share the batches of a step; all: one for each GPU, "
-            "or for each CPU core. With train.threads=1 the result is that of one process, bit by bit.",
+            help="Train in N processes (ranks) on this host, which share the batches of a step; all: one for each GPU "
+            "or CPU core. With train.threads=1 the result has the same bits as that of one process.",
         ),
     ] = None,
 ) -> None:
-    """Train a model as CONFIG says.
+    """Train a model with CONFIG.
 
-    For instance: genesis train quickstart train.steps=1000 optim.lr=1e-3
+    Example: genesis train quickstart train.steps=1000 optim.lr=1e-3
     """
     if resume not in (None, MUST, ALLOW):
         raise UsageError(
-            f"{RESUME}={resume} is not known", where="command line", next=f"write {RESUME} or {RESUME}={ALLOW}"
+            f"{RESUME}={resume} is unknown", where="command line", next=f"write {RESUME} or {RESUME}={ALLOW}"
         )
     from genesis.train.output import Output
     from genesis_cli import recipes

@@ -12,7 +12,7 @@ from genesis_cli.options import ConfigName, Overrides
 def validate(config: ConfigName, overrides: Overrides = None) -> None:
     """Check CONFIG, its data and its model.
 
-    Nothing is trained and nothing is written.
+    It trains nothing and writes nothing.
     """
     from genesis.train.output import Output
     from genesis_cli import recipes

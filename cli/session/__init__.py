@@ -1,4 +1,4 @@
-"""What the commands do, start to end: model, data and loop put together. No parsing, no formatting of errors."""
+"""Implements the commands by combining model, data and loop. It neither parses options nor formats errors."""
 
 from genesis_cli.session.data_preview import preview
 from genesis_cli.session.export import export

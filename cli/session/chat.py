@@ -1,4 +1,4 @@
-"""How a run's conversations become samples: the template, its encoder, and what of them is saved with the model."""
+"""Turns a run's conversations into samples: the template, its encoder, and what is saved with the model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from genesis.files.hf import read_chat_templates
 from genesis.files.paths import is_folder
 from genesis.train.config import Config, DataConfig
 
-LOOKED_AT = 1 << 18  # tokens, at the most: every conversation ends its turns alike
+LOOKED_AT = 1 << 18  # the most tokens to search; all conversations end their turns alike
 
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The format of chats that a model learned.
+    """The chat format that a model learned.
 
     Attributes:
-        ends: the ids that end its turns, the usual one first; none where it learned texts.
-        templates: name -> text of the chat template, where it is not the tokenizer's own as it was.
-        template: renders its chats; None where it learned none.
+        ends: ids that end its turns, the most frequent first; empty for a model of texts.
+        templates: name -> text of the chat template, if it differs from the tokenizer's own.
+        template: renders its chats; None for a model of texts.
     """
 
     ends: tuple[int, ...] = ()
@@ -41,11 +41,11 @@ TEXTS = ChatFormat()
 
 
 class EncoderFactory:
-    """Makes the encoder of records, and remembers it, for the format that it teaches.
+    """Creates and remembers the encoder of records, which determines the learned format.
 
     Args:
-        data: the settings that decide samples.
-        folder: of the model, whose template is used where `data` names neither a template nor a tokenizer.
+        data: settings that determine samples.
+        folder: model folder, whose template is used if `data` names neither a template nor a tokenizer.
     """
 
     def __init__(self, data: DataConfig, folder: str | os.PathLike[str] | None) -> None:
@@ -54,11 +54,10 @@ class EncoderFactory:
         self._template: ChatTemplate | None = None
 
     def __call__(self, tokenizer: Tokenizer) -> ChatEncoder:
-        """The encoder; the caller closes it.
+        """Return the encoder; the caller closes it.
 
         Raises:
-            ModelError: the template cannot be read or used. ConfigError: an argument that no template could take, or
-                that this one does not read.
+            ModelError: the template cannot be read or used. ConfigError: a template argument is invalid or unused.
         """
         self._template = self._read(tokenizer)
         if self._template is not None:
@@ -72,11 +71,11 @@ class EncoderFactory:
             return ChatTemplate.named(data.template, tokenizer, data.template_args)
         path = _folder(data.tokenizer or self._folder)
         if path is None or not read_chat_templates(path):
-            return None  # the encoder says so where there is a conversation
+            return None  # the encoder raises if it meets a conversation
         return ChatTemplate.read(path, data.template_args)
 
     def learned(self, tokens: TokenSet, tokenizer: Tokenizer, formats: Iterable[str] = ()) -> ChatFormat:
-        """What a model learns from `tokens`, which the encoder made of records of these formats."""
+        """Return the format that a model learns from `tokens`, encoded from records of these formats."""
         if self._encoder is None:
             return TEXTS
         learned = _targets(tokens)
@@ -84,13 +83,13 @@ class EncoderFactory:
         ends = tuple(dict.fromkeys((*turn_ends, *({tokenizer.eos_id} & learned))))
         is_changed = self._data.template is not None or bool(self._data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
-        # Prompts and completions are chats where they are messages, whose turns end as no text does.
+        # Prompts and completions count as chats if they are messages: the end of their turns is not a text's.
         is_chat = CHATS & {*formats} or ("prompt_completion" in formats and {*turn_ends} - {tokenizer.eos_id})
         return ChatFormat(ends, texts, self._template if is_chat else None)
 
 
 def unused_settings(config: Config, tokens: TokenSet) -> str | None:
-    """A warning about settings of records that were given where the data hold none; None where there is none."""
+    """Return a warning about settings of records if the data have no records; otherwise None."""
     if tokens.index.is_record.any():
         return None
     fields = DataConfig.model_fields
@@ -99,11 +98,11 @@ def unused_settings(config: Config, tokens: TokenSet) -> str | None:
         for key in ("template", "template_args", "loss")
         if getattr(config.data, key) != fields[key].get_default(call_default_factory=True)
     ]
-    return f"warning: the data hold no records, for which {', '.join(given)} would be" if given else None
+    return f"warning: the data have no records, so these settings have no effect: {', '.join(given)}" if given else None
 
 
 def _folder(path: str | os.PathLike[str] | None) -> Path | None:
-    """The folder of a tokenizer that is named by its folder or its file. Raises: ModelError where it cannot be seen."""
+    """Return the folder of a tokenizer given by its folder or file. Raises: ModelError: it cannot be accessed."""
     if path is None:
         return None
     with boundary(ModelError, "looking for the tokenizer", path):
@@ -111,7 +110,7 @@ def _folder(path: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _targets(tokens: TokenSet) -> frozenset[int]:
-    """The ids that occur as targets in the first samples."""
+    """Return the ids that are targets in the first samples."""
     count = max(1, int(np.searchsorted(np.cumsum(tokens.lengths), LOOKED_AT)))
     found: set[int] = set()
     for start, length in zip(tokens.starts[:count].tolist(), tokens.lengths[:count].tolist(), strict=True):

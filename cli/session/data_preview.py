@@ -1,4 +1,4 @@
-"""`genesis data preview`: what a run would learn from: samples, lengths, rows. No weights, no GPU, nothing is kept."""
+"""`genesis data preview`: shows the samples, lengths and rows of a run without weights or a GPU. It keeps nothing."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from genesis_cli.session.model import model_config
 from genesis_cli.session.preparation import file_lines, prepare_data
 
 BINS, BAR = 10, 40
-SHOWN = 1000  # tokens of a sample
+SHOWN = 1000  # the most printed tokens of a sample
 
 
 def preview(config: Config, *, samples: int, output: Output, progress: Output) -> None:
-    """Show what `config` trains on: `samples` samples, from the first to the last, and figures of all of them.
+    """Print what `config` trains on: `samples` evenly spaced samples, and statistics of all of them.
 
     Args:
-        output: where it goes; a terminal gets colours, unless NO_COLOR is set.
-        progress: where it says what takes time.
+        output: receives the preview; on a terminal with colours, unless NO_COLOR is set.
+        progress: receives the progress of slow stages.
     """
     shape = model_config(config)
     with temporary_folder() as cache:
@@ -52,7 +52,7 @@ def _figures(config: Config, data: Prepared) -> Iterator[str]:
     found = [("", data.report.defects)] + ([("held out: ", data.held_out.defects)] if data.held_out else [])
     for which, defects in found:
         for kind, count in defects.counts.items():
-            yield f"{which}{count:,} records are left out: {kind}; the first: {escape(defects.examples[kind])}"
+            yield f"{which}{count:,} records are skipped: {kind}; the first: {escape(defects.examples[kind])}"
     train = data.train
     share = f"{100 * train.num_targets / train.num_tokens:.1f} %"
     yield f"{_size(train)}, {train.num_tokens:,} tokens, {train.num_targets:,} of them targets ({share})"
@@ -67,7 +67,7 @@ def _figures(config: Config, data: Prepared) -> Iterator[str]:
 
 
 def _size(tokens: TokenSet) -> str:
-    return f"samples: {len(tokens):,}, of {tokens.num_documents:,} documents"
+    return f"samples: {len(tokens):,} from {tokens.num_documents:,} documents"
 
 
 def _histogram(lengths: Ints, seq_len: int) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _histogram(lengths: Ints, seq_len: int) -> Iterator[str]:
 
 
 class _Span(NamedTuple):
-    """Neighbouring tokens of one kind as text."""
+    """Adjacent tokens of one kind as text."""
 
     text: str
     is_target: bool
@@ -98,7 +98,7 @@ class _Span(NamedTuple):
 
 
 class _Page:
-    """Prints samples: in colour on a terminal, else with marks."""
+    """Prints samples: in colour on a terminal, otherwise with marks."""
 
     def __init__(self, output: Output, tokenizer: Tokenizer) -> None:
         from rich.console import Console
@@ -119,19 +119,19 @@ class _Page:
         self._lookalike = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def legend(self) -> None:
-        """Say how the samples are to be read."""
-        shown = "targets are [[in brackets]], special tokens stand as they are"
+        """Explain how to read the samples."""
+        shown = "targets are [[in brackets]], special tokens are shown verbatim"
         if self._in_colour:
             self._print([("special tokens", "bold"), (", ", ""), ("targets", "green")])
             shown = "special tokens and targets have the colours above"
-        self._output.line(f"{shown}; a \\ is before text that only spells a special token")
+        self._output.line(f"{shown}; a \\ marks text that only spells a special token")
 
     def show(self, tokens: TokenSet, sample: int) -> None:
         """Print a sample."""
         begin, length = int(tokens.starts[sample]), int(tokens.lengths[sample])
         name = escape(tokens.index.name(int(tokens.documents[sample])))
         targets = int(tokens.target_counts[sample])
-        self._output.line(f"\nsample {sample + 1:,}, of {name}: {length:,} tokens, {targets:,} targets")
+        self._output.line(f"\nsample {sample + 1:,} from {name}: {length:,} tokens, {targets:,} targets")
         spans, parts = list(self._spans(tokens, begin, min(length, SHOWN))), list[tuple[str, str]]()
         if self._in_colour:
             self._print([(span.text, span.style) for span in spans])
@@ -149,7 +149,7 @@ class _Page:
         self._console.print(Text.assemble(*parts), soft_wrap=True)
 
     def _spans(self, tokens: TokenSet, begin: int, length: int) -> Iterator[_Span]:
-        """The sample's beginning as text that can be printed."""
+        """Yield the beginning of the sample as printable text."""
         decoder = StreamDecoder(self._tokenizer, skip_special=False)
         ids = tokens.stream[begin : begin + length].tolist()
         is_target = [True] * length if tokens.mask is None else (tokens.mask[begin : begin + length] != 0).tolist()

@@ -1,8 +1,8 @@
-"""A run on a GPU before it begins, by its steps on a fake GPU of the same kind: their memory, and their kernels.
+"""Plans a GPU run before it begins, by running its steps on a fake GPU of the same kind: their memory and kernels.
 
-The steps are those of `genesis train`, of the model in full size, with its optimizer. The fake GPU runs no kernel and
-its addresses lead nowhere; but each op asks the same allocator for the same bytes in the same order and launches the
-same kernels, so a change to an op, a block or an optimizer is in the plan as soon as it is in the code.
+The steps are those of `genesis train`, with the full-size model and its optimizer. The fake GPU runs no kernel, and its
+addresses are invalid. But each op requests the same bytes from the same allocator in the same order and launches the
+same kernels, so a change to an op, a block or an optimizer changes the plan too.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from genesis_models.generate import engine_for
 from genesis_models.registry import empty_model, parameter_count
 from genesis_models.weights import check_fits
 
-STEPS = 2  # the second one has what the first made once
+STEPS = 2  # the second step reuses what the first allocated once
 
 
 class PlannedRanks(NamedTuple):
-    """Ranks that share a run, of which a plan is for one.
+    """The ranks of a run; the plan is for one of them.
 
     Attributes:
-        size: how many.
-        zero: what they keep parts of, `train.zero`.
-        is_in_stream_order: whether their collectives are, as NCCL's; else all ranks keep the sums of all gradients.
+        size: number of ranks.
+        zero: `train.zero`.
+        is_in_stream_order: whether collectives run in stream order, like NCCL's; otherwise each rank keeps the sums of
+            all gradients.
     """
 
     size: int = 1
@@ -64,7 +65,7 @@ ONE_RANK = PlannedRanks()
 
 
 class _CountedGroup:
-    """Collectives that do nothing, of the first rank: its parts are the longest."""
+    """Collectives that do nothing, on the first rank, whose shards are the largest."""
 
     def __init__(self, ranks: PlannedRanks) -> None:
         self.rank, self.size, self.is_in_stream_order = 0, ranks.size, ranks.is_in_stream_order
@@ -75,7 +76,7 @@ class _CountedGroup:
 
     def close(self) -> None: ...
 
-    # What `Ranks` say besides.
+    # The rest of the interface of `Ranks`.
 
     def in_turn(self, own: list[float]) -> list[float]:
         return [each for each in own for _ in range(self.size)]
@@ -86,18 +87,19 @@ class _CountedGroup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of a training step by what they are for.
+    """Bytes of a training step by purpose.
 
     Attributes:
-        weights, gradients: of all parameters; of several ranks, with the sums of gradients that this one keeps.
-        optimizer: its running averages, and masters of 2-byte weights; a part of them where ranks share them.
-        staging: what other ranks send, on its way.
-        batch: tokens, labels and positions on their way, the tables of rotary angles, the figures of steps.
-        activations: what is kept when the decoder's forward pass ends.
-        workspace: the most that is allocated beyond all that at one time, in the loss, backward or the update.
-        reserved: the most that the allocator takes from the driver for it, and for evaluations between steps. What is
-            beyond `total` are free places between blocks, and what evaluations take beside the memory of graphs.
-        saved: what a checkpoint holds of weights and optimizer; a snapshot of it takes as much of the host's memory.
+        weights: bytes of all parameters.
+        gradients: bytes of all gradients; with several ranks, including the gradient sums that this rank keeps.
+        optimizer: running averages, and masters of 2-byte weights; only this rank's shard if ranks share them.
+        staging: buffers for data from other ranks.
+        batch: tokens, labels and positions being copied, tables of rotary angles, figures of steps.
+        activations: what is kept at the end of the decoder's forward pass.
+        workspace: the most that is allocated in addition at one time, in the loss, backward or the update.
+        reserved: the most that the allocator takes from the driver, including evaluations between steps. The bytes
+            beyond `total` are gaps between blocks, and evaluations' memory outside the memory of graphs.
+        saved: bytes of weights and optimizer in a checkpoint; a snapshot takes as much host memory.
     """
 
     weights: int
@@ -112,13 +114,13 @@ class MemoryPlan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The bytes at the peak, which add up to it."""
+        """The bytes at the peak by purpose; their sum is the peak."""
         left_out = ("reserved", "saved") if self.staging else ("reserved", "saved", "staging")
         return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
     @property
     def total(self) -> int:
-        """The peak: what `genesis.cuda.max_memory_allocated` will say."""
+        """The peak: the value of `genesis.cuda.max_memory_allocated` after a step."""
         return sum(self.parts.values())
 
 
@@ -138,20 +140,20 @@ def memory_plan(
     ranks: PlannedRanks = ONE_RANK,
     objective: Objective | None = None,
 ) -> MemoryPlan:
-    """The plan of steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
+    """Plan steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
 
     Args:
-        eval_batch: sequences in a batch of evaluations, None where there are none.
-        select: adds adapters, freezes what is not trained.
-        ranks: who shares the batches.
-        objective: what the model learns; next tokens unless given.
+        eval_batch: sequences in a batch of evaluations; None for no evaluations.
+        select: adds adapters and freezes what is not trained.
+        ranks: ranks that share the batches.
+        objective: training objective; next tokens by default.
 
     Raises:
-        ConfigError: ranks that do not divide the batches.
+        ConfigError: the number of ranks does not divide the batches.
     """
     check_divides(ranks.size, accumulation_steps)
     fake = counting_device(cuda.get_device_properties(device))
-    gc.collect()  # graphs of the plan before, which refer to themselves
+    gc.collect()  # frees graphs of the previous plan, which form reference cycles
     cuda.empty_cache(fake)
     with cuda.device(fake):
         model = empty_model(config, device=str(fake), dtype=dtype)
@@ -173,10 +175,10 @@ def memory_plan(
 def _counted(
     state: TrainState, device: Device, batches: list[Batch], held_out: Batch | None, staging: int
 ) -> MemoryPlan:
-    """Takes steps, evaluates, and counts."""
+    """Run steps and an evaluation, and count bytes."""
     model: Any = state.model
     model.train()
-    if state.ranks.size > 1:  # the first step of ranks is not as others are
+    if state.ranks.size > 1:  # the first step of several ranks differs from the others
         steps_of(state)(state, device, 1.0, 1).take(batches, 1e-5)
         gc.collect()
         cuda.empty_cache(device)
@@ -190,7 +192,7 @@ def _counted(
         steps.take(batches, 1e-5)
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
-    activations = max(after_forward or earlier) - at_rest  # a step of replays runs no hook
+    activations = max(after_forward or earlier) - at_rest  # a replayed step runs no hook
     hook.remove()
     if held_out is not None:
         model.eval()
@@ -207,7 +209,7 @@ def _counted(
 
 
 def saved_bytes(state: TrainState) -> int:
-    """What a snapshot takes of a run with this model: of adapters alone where it has them."""
+    """Return the bytes of a snapshot of a run with this model; only adapters count if it has them."""
     state.base = frozen_base(state.model)  # type: ignore[arg-type]
     return snapshot_bytes(state)
 
@@ -215,14 +217,14 @@ def saved_bytes(state: TrainState) -> int:
 # --- The memory of a run ----------------------------------------------------------------------------------------------
 
 
-TOLERANCE = 0.03  # of a plan: a run that needs so much less than it may start
+TOLERANCE = 0.03  # a run may start although its plan exceeds the free memory by this fraction
 SAVING = ("none", "selective", "full")
 SIZED = ("batch", "activations", "workspace")  # parts that grow with the tokens of a step
-SHORTEST = 16  # tokens of a sequence that a run may be asked to have
+SHORTEST = 16  # the smallest data.seq_len that the advice suggests
 
 
 def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any) -> MemoryPlan:
-    """The plan of a run's steps, with some settings of `memory_plan` changed."""
+    """Plan a run's steps, with some arguments of `memory_plan` changed."""
     settings: dict[str, Any] = {
         "batch": config.train.batch_size,
         "length": config.data.seq_len,
@@ -239,25 +241,25 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
 
 
 def planned_memory(config: Config, shape: ModelConfig, device: Device, ranks: Ranks = ALONE) -> str | None:
-    """What a run on `device` will take, in a line; None on the CPU.
+    """Return a line about the memory that a run takes on `device`; None on the CPU.
 
     Args:
-        ranks: who shares the run; each has a device, and this is about one.
+        ranks: ranks of the run; each has a device, and the line is about one.
 
     Raises:
-        OutOfMemoryError: the run cannot fit into what is free.
+        OutOfMemoryError: the run does not fit into the free memory.
     """
     if device == CPU:
         check_fits(parameter_count(shape), config.model.dtype, device, where="model")
         return None
     planned = PlannedRanks(ranks.size, config.train.zero, ranks.group.is_in_stream_order)
     plan, (free, total) = run_plan(config, shape, device, ranks=planned), cuda.mem_get_info(device)
-    room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # what the pool holds is free, too
+    room = free + cuda.memory_reserved(device) - cuda.memory_allocated(device)  # free blocks of the pool count too
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in plan.parts.items() if name != "batch")
     if plan.total * (1 - TOLERANCE) > room:
         raise OutOfMemoryError(
-            f"a step of this run needs {_gib(plan.total)} GiB on {device}, of whose {_gib(total)} GiB {_gib(room)} are"
-            f" free: {parts}",
+            f"a step of this run needs {_gib(plan.total)} GiB on {device}, but only {_gib(room)} of {_gib(total)} GiB"
+            f" are free: {parts}",
             where=f"train.batch_size {config.train.batch_size}, data.seq_len {config.data.seq_len}",
             next=advice(config, shape, device, plan, room, planned),
         )
@@ -272,7 +274,7 @@ def advice(
     room: int,
     ranks: PlannedRanks = ONE_RANK,
 ) -> str:
-    """What the largest part is, and what lowers it so far that the run fits, with the least checkpointing."""
+    """Return which part is the largest and how to reduce it until the run fits, with the least checkpointing."""
     name = max(plan.parts, key=plan.parts.__getitem__)
     found = [f"the largest part is {name}: {_remedies(config, shape, device, name, room, ranks)}"]
     if name in ("gradients", "optimizer") and config.model.path is not None and config.lora is None:
@@ -306,33 +308,33 @@ def _remedies(config: Config, shape: ModelConfig, device: Device, name: str, roo
         found.append("set optim.state_dtype to bfloat16")
     if name == "optimizer" and config.model.dtype == "bfloat16" and optim.low_precision != "stochastic":
         found.append("set optim.low_precision to stochastic")
-    return ", or ".join(found or ["take a smaller model"])
+    return ", or ".join(found or ["use a smaller model"])
 
 
 def with_batch(config: Config, rows: int, length: int | None = None) -> Config:
-    """`config` with another train.batch_size, and another data.seq_len where one is given."""
+    """Return `config` with another train.batch_size, and another data.seq_len if `length` is given."""
     train = config.train.model_copy(update={"batch_size": rows})
     data = config.data.model_copy(update={"seq_len": length or config.data.seq_len})
     return config.model_copy(update={"train": train, "data": data})
 
 
 def _gib(size: int) -> str:
-    """In GiB: one digit behind the point, two significant ones below."""
+    """Format bytes in GiB: one decimal, or two significant digits below 1."""
     return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.2g}"
 
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
 
-CHARACTERS = 4  # of a prompt's token, about
-TOKENS = 4  # of a sample that are drawn: the first, those of steps before they are captured, and one after it
+CHARACTERS = 4  # of a prompt for each token, on average
+TOKENS = 4  # drawn tokens of a sample: the first, those until a step is captured, and one replayed step
 
 
 @contextmanager
 def compiled_ahead(device: Device) -> Iterator[None]:
-    """Inside the block, what is launched on the fake GPU like `device` begins to be compiled for `device`."""
+    """Within the block, each launch on the fake GPU like `device` starts compiling its kernel for `device`."""
     driver = None if device == CPU else backend_of(device).driver
-    if driver is None or driver.prepare is not None:  # nothing is compiled there
+    if driver is None or driver.prepare is not None:  # this device needs no compilation
         yield
         return
     with watching_kernels(cuda.get_device_properties(device), functools.partial(compile_ahead, driver)):
@@ -340,15 +342,15 @@ def compiled_ahead(device: Device) -> Iterator[None]:
 
 
 def compile_samples(config: Config, shape: ModelConfig, sampling: Sampling, device: Device) -> None:
-    """Begin to compile the kernels of a run's samples, where those of its steps were not all in the cache."""
+    """Start compiling the kernels of a run's samples, if those of its steps were not all in the cache."""
     if device != CPU and config.eval.prompts and is_compiling():
-        # What is wrong with a prompt is said when it is drawn from.
+        # A wrong prompt raises its error when it is drawn from.
         with compiled_ahead(device), suppress(GenesisError):
             draw_samples(config, shape, sampling, counting_device(cuda.get_device_properties(device)))
 
 
 def draw_samples(config: Config, shape: ModelConfig, sampling: Sampling, fake: Device) -> None:
-    """Draw the first tokens of a run's samples on a fake GPU, from prompts of about its prompts' lengths."""
+    """Draw the first tokens of a run's samples on a fake GPU, from prompts of about the same lengths."""
     settings = config.eval
     with cuda.device(fake), genesis.no_grad():
         model = empty_model(shape, device=str(fake), dtype=config.model.dtype)

@@ -1,6 +1,6 @@
-"""`genesis estimate`: what a run will take, before any of it is taken, on this machine or on a GPU that is not here.
+"""`genesis estimate`: the memory and time of a run before it starts, on this machine or on a GPU that it does not have.
 
-A step's time is one that was measured before: by the run itself, or by a benchmark.
+The time of a step comes from an earlier measurement, by the run itself or by a benchmark.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from genesis_models.config import ModelConfig
 from genesis_models.registry import PRESETS, parameter_count, preset
 
 MAX_BYTES = 64 << 20
-# What decides how long a step takes, beside adapters.
+# The settings that determine the time of a step, in addition to adapters.
 DECIDES = {
     "model": ("path", "preset", "config"),
     "data": ("seq_len",),
@@ -50,23 +50,23 @@ DECIDES = {
 
 
 class StepTime(BaseModel):
-    """A measured time; the source says what was measured, on which GPU, and in which file."""
+    """A measured time; the source names what was measured, the GPU and the file."""
 
     milliseconds: float
     source: str
 
 
 def measured_step(config: Config, shape: ModelConfig) -> StepTime | None:
-    """The time of a step of `config`, from an earlier run of it or from the reports of benchmarks; None without one."""
+    """Return the time of a step of `config` from an earlier run or from benchmark reports; None without one."""
     try:
         found = _of_run(config)
-    except (GenesisError, OSError, ValueError):  # what lies there is no run of ours
+    except (GenesisError, OSError, ValueError):  # the folder does not hold a Genesis run
         found = None
     return found or next(_of_reports(config, shape), None)
 
 
 def _of_run(config: Config) -> StepTime | None:
-    """The median over the rows of the run in `train.output_dir`, if it has the same model and settings."""
+    """Return the median over the rows of the run in `train.output_dir`, if it has the same model and settings."""
     folder = Path(config.train.output_dir)
     record, metrics = run_file(folder, RESOLVED), run_file(folder, FILE_NAME)
     if record is None or metrics is None:
@@ -89,7 +89,7 @@ def _deciding(config: Config) -> list[Any]:
 
 
 def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
-    """Times in the reports of `genesis bench-model` and of benchmarks, the newest first."""
+    """Yield times from the reports of `genesis bench-model` and of benchmarks, the newest first."""
     if config.train.accumulation_steps > 1 or config.train.precision is not None or config.optim.name != "adamw":
         return
     folder = default_folder()
@@ -103,12 +103,12 @@ def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
                 if _is_step(found, config):
                     source = f"measured on an {escape(found['gpu'])}: {escape(folder / name)}"
                     yield StepTime(milliseconds=float(found["ms"]), source=source)
-        except (GenesisError, KeyError, TypeError, ValueError, AttributeError):  # a report of something else
+        except (GenesisError, KeyError, TypeError, ValueError, AttributeError):  # another kind of report
             continue
 
 
 def _rows(report: dict[str, Any], shape: ModelConfig) -> Iterator[dict[str, Any]]:
-    """The measured steps of the model with this shape, in milliseconds."""
+    """Yield the measured steps of the model with this shape, in milliseconds."""
     settings = report["settings"]
     for row in (row for table in report["tables"] if table["name"] == "steps" for row in table["rows"]):
         size = row.get("size", settings.get("model"))
@@ -124,7 +124,7 @@ def _rows(report: dict[str, Any], shape: ModelConfig) -> Iterator[dict[str, Any]
 
 
 def _same_shape(raw: dict[str, Any], shape: ModelConfig) -> bool:
-    """Whether a config describes the layers of `shape`; a larger vocabulary or more positions is another model."""
+    """Whether a config describes the layers of `shape`, with the same vocabulary and positions."""
     found = ModelConfig.from_dict(raw)
     keys = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
     return all(getattr(found, key) == getattr(shape, key) for key in keys)
@@ -140,30 +140,31 @@ def _is_step(row: dict[str, Any], config: Config) -> bool:
     return row["kind"] == kind and row.get("r") == lora.r and lora.target_modules in (None, "all-linear")
 
 
-DRIVER = 640 << 20  # of a GPU's memory, for the driver's context and Genesis's kernels
-ASSUMED = 90  # the architecture of a GPU that is not here: that of an H100 and an H200
-MOST = 1 << 16  # rows of a batch
+DRIVER = 640 << 20  # bytes of GPU memory for the driver's context and Genesis's kernels
+ASSUMED = 90  # architecture of an H100 or H200, assumed for a GPU that is not in this machine
+MOST = 1 << 16  # the most rows of a batch
 WHAT = {
     "weights": "of all parameters",
-    "gradients": "of those that are trained",
+    "gradients": "of the trained parameters",
     "optimizer": "running averages, and float32 masters of 2-byte weights",
-    "staging": "what other ranks send, on its way",
+    "staging": "buffers for data from other ranks",
     "batch": "tokens, labels, positions, rotary tables",
-    "activations": "kept by the forward pass for backward; on the CPU with the temporaries of ops",
-    "workspace": "the most that the loss, backward and the update take beside it",
+    "activations": "kept by the forward pass for backward; on the CPU including temporaries of ops",
+    "workspace": "the most that the loss, backward and the update take in addition",
     "peak": "of tensors",
-    "reserved": "what the allocator takes for them",
+    "reserved": "taken by the allocator for them",
 }
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run would take place.
+    """The device of a planned run.
 
     Attributes:
-        device: whose kernels and sizes count; a simulated one where it is not here.
-        name: what the GPU is called.
-        total, room: bytes that it has, and that a run may take of them; None where nobody said.
+        device: the device whose kernels and sizes count; simulated if it is not in this machine.
+        name: name of the device for the user.
+        total: bytes of its memory; None if unknown.
+        room: bytes that a run may take; None if unknown.
         is_here: whether it is in this machine.
     """
 
@@ -175,17 +176,18 @@ class Place:
 
 
 class Estimate(BaseModel):
-    """What a run will take; sizes are bytes.
+    """What a run takes; sizes are in bytes.
 
     Attributes:
-        nproc: ranks that share the run; memory and room are those of one.
-        memory: by what it is for, at the peak.
-        peak, reserved: of tensors, and what the allocator takes for them.
-        room: what a run may take of the device, None where its size is not known.
-        fits: whether `reserved` is within it.
+        nproc: number of ranks; memory and room are for one of them.
+        memory: bytes at the peak by purpose.
+        peak: bytes of tensors at the peak.
+        reserved: bytes that the allocator takes for them.
+        room: bytes of the device that a run may take; None if unknown.
+        fits: whether `reserved` is within `room`.
         largest_batch: the largest train.batch_size that fits.
         snapshot: host memory of a save in the background.
-        step: what a step took where one was measured.
+        step: measured time of a step, or None.
     """
 
     schema_version: int = 1
@@ -212,15 +214,15 @@ class Estimate(BaseModel):
     step: StepTime | None
 
     def to_json(self) -> bytes:
-        """The estimate as JSON."""
+        """Return the estimate as JSON."""
         return (self.model_dump_json(indent=2) + "\n").encode()
 
 
 def place_of(name: str, gpu_memory: float | None) -> Place:
-    """The place that `train.device` means; `gpu_memory` in GiB is that of a GPU, which need not be here.
+    """Return the place that `train.device` means; `gpu_memory` is the GiB of a GPU, which need not be in this machine.
 
     Raises:
-        DeviceError: a GPU is named that is not here, and no size of one.
+        DeviceError: the named GPU is not in this machine, and `gpu_memory` is None.
     """
     is_here = name != "cpu" and describe_gpu()[0]
     if gpu_memory is not None:
@@ -238,14 +240,14 @@ def place_of(name: str, gpu_memory: float | None) -> Place:
 
 
 def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimate:
-    """What a run of `config`, which is called `name`, will take there.
+    """Estimate a run of `config`, called `name`, at a place.
 
     Args:
-        nproc: ranks that share it, each with such a GPU; the estimate is of one of them.
+        nproc: number of ranks, each with such a GPU; the estimate is for one of them.
 
     Raises:
         UsageError: several ranks on the CPU.
-        GenesisError: as `genesis validate`, for what is wrong with model or settings; the data are not looked at.
+        GenesisError: as in `genesis validate`, for a wrong model or setting; the data are not read.
     """
     config, dtype = settled(config, place.device)
     shape = model_config(config)
@@ -254,7 +256,7 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
     fits, most, to_fit, ranks = None, None, None, PlannedRanks(nproc, config.train.zero)
     if place.device == CPU:
         if nproc > 1:
-            raise UsageError("several ranks are counted on GPUs alone", next="give --gpu-memory, or leave --nproc out")
+            raise UsageError("estimates of several ranks need GPUs", next="add --gpu-memory, or remove --nproc")
         with arithmetic(config):
             plan = host_plan(config, shape)
     else:
@@ -286,7 +288,7 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
 def largest_batch(
     config: Config, shape: ModelConfig, place: Place, plan: MemoryPlan | None = None, ranks: PlannedRanks = ONE_RANK
 ) -> int:
-    """The largest train.batch_size with which a run fits; 0 where none does. `plan` is that of `config`, if known."""
+    """Return the largest train.batch_size that fits; 0 if none does. `plan` is the plan of `config`, if known."""
     assert place.room is not None
 
     def needed(rows: int) -> int:
@@ -298,7 +300,7 @@ def largest_batch(
 
 
 def _largest(needed: Callable[[int], int], room: int, start: int) -> int:
-    """The largest count of rows whose need, which grows with them nearly in a line, is within `room`."""
+    """Return the largest number of rows whose need, a nearly linear function, is within `room`."""
     low, high, rows = 0, MOST + 1, start
     known: dict[int, int] = {}
     while high - low > 1:
@@ -312,10 +314,10 @@ def _largest(needed: Callable[[int], int], room: int, start: int) -> int:
 
 
 def _guess(known: Mapping[int, int], room: int, rows: int, low: int, high: int) -> int:
-    """Where a line through two known needs meets `room`: those of the bracket, or else the nearest."""
+    """Return where the line through two known needs reaches `room`: the bracket's, otherwise the nearest."""
     if len(known) == 1:
         return 2 * rows if low else rows // 2
-    if len(known) % 3 == 0:  # a curve can keep the lines on one side of the room
+    if len(known) % 3 == 0:  # a curved function can keep all lines on one side of the room
         return (low + min(high, 2 * low + 1)) // 2
     ends = (low, high) if low in known and high in known else sorted(known, key=lambda n: abs(known[n] - room))[:2]
     one, other = ends
@@ -324,13 +326,13 @@ def _guess(known: Mapping[int, int], room: int, rows: int, low: int, high: int) 
 
 
 def estimate_lines(found: Estimate) -> Iterator[str]:
-    """The estimate for a reader."""
+    """Yield the estimate as lines of text."""
     yield f"model: {found.model_type}, {found.parameters:,} parameters, {found.dtype}"
     batch = f"{found.batch_size} x {found.seq_len}"
     micro = f", {found.accumulation_steps} micro-steps" if found.accumulation_steps > 1 else ""
     yield f"step: {batch} tokens{micro}, activation checkpointing {found.activation_checkpointing}"
     if found.nproc > 1:
-        yield f"ranks: {found.nproc}, of which each has a GPU and takes what follows"
+        yield f"ranks: {found.nproc}; the figures below are for one rank and its GPU"
     yield f"device: {found.device}"
     sizes = {**found.memory, "peak": found.peak}
     sizes |= {"reserved": found.reserved} if found.reserved > found.peak else {}
@@ -344,10 +346,10 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
         answer = "fits" if found.fits else "does not fit"
         yield f"fit: {answer} into the {format_bytes(found.room)} that a run may take"
         most = found.largest_batch
-        yield f"largest train.batch_size: {most or 'none, one row does not fit either'}"
+        yield f"largest train.batch_size: {most or 'none, even one row does not fit'}"
     if found.advice is not None:
         yield f"to make it fit: {found.advice}"
     if found.step is None:
-        yield "time: no such step was measured; genesis bench-model, or the first steps of a run, tell"
+        yield "time: no such step was measured; run genesis bench-model, or the first steps of the run"
     else:
         yield f"time: {found.step.milliseconds:.1f} ms a step; {found.step.source}"

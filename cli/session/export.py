@@ -1,6 +1,6 @@
-"""`genesis export`: what is exported, where to, and whether what was written is what was trained.
+"""`genesis export`: chooses what is exported and where to, and checks that the export is the trained model.
 
-Weights of 16 bits that are exported as float32 are the optimizer's masters, which a checkpoint has beside them.
+If 16-bit weights are exported as float32, the optimizer's masters in the checkpoint replace them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from genesis_models.weights import check_finite
 
 EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
 MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"
-# What a model is asked where nothing else is at hand: prose, code, figures, a dialogue, other scripts.
+# Texts for comparing answers if there is no other data: prose, code, figures, a dialogue, other scripts.
 TEXTS = (
     "The ship left the harbour at dawn, and by noon the wind had turned. Nobody on board had expected that.",
     "def mean(values):\n    if not values:\n        raise ValueError('empty')\n    return sum(values) / len(values)\n",
@@ -46,24 +46,24 @@ TEXTS = (
     '{"name": "Ada", "tools": [{"type": "function", "arguments": {"x": 1}}]}',
     "1. Read the manual.\n2. Check the cable.\n3. Restart the machine.\n",
 )
-LONGEST = 64  # tokens of a text
+LONGEST = 64  # the most tokens of a text
 
 
 def export(
     folder: str, *, merge: bool, dtype: str | None, out: str | None, check: bool, base: str | None, console: Output
 ) -> Path:
-    """Write the model or adapter in `folder` into another folder, and return that.
+    """Write the model or adapter in `folder` into another folder, and return its path.
 
     Args:
-        folder: of a run, a checkpoint, an adapter or a model.
-        merge, dtype: as for `write_export`. As float32, weights of 16 bits are written from the optimizer's masters
-            where a checkpoint has them.
-        out: where to; None: beside `folder`.
-        check: load what was written, and compare it with what was trained.
-        base: the folder of an adapter's base, instead of the one that it names.
+        folder: a run, a checkpoint, an adapter or a model.
+        merge, dtype: as in `write_export`. For float32, 16-bit weights are replaced with the optimizer's masters if a
+            checkpoint has them.
+        out: target folder; None writes next to `folder`.
+        check: load the export, and compare it with the trained model.
+        base: folder of an adapter's base, instead of the one that the adapter names.
 
     Raises:
-        ModelError: `folder` is none of these or damaged, or what was written is not what was trained.
+        ModelError: `folder` is none of these or damaged, or the export differs from the trained model.
             ConfigError, UsageError, NumericError, DiskError: as in `write_export`.
     """
     with phrased_for(EXPORT, memory=MEMORY):
@@ -71,12 +71,12 @@ def export(
         with boundary(ModelError, "reading the model's folder", saved):
             is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None and exists(saved / MANIFEST_NAME)
         if is_checkpoint:
-            verify_manifest(saved)  # of the other folders people change files
+            verify_manifest(saved)  # users may edit files in other folders
         source = find_source(saved, base)
         console.line(str(source))
         target = _beside(saved, merge) if out is None else Path(out)
         check_target(target, source)
-        tokenizer = _tokenizer(source) if merge or source.adapter is None else None  # an adapter is exported as it is
+        tokenizer = _tokenizer(source) if merge or source.adapter is None else None  # an adapter is exported unchanged
         if tokenizer is not None:
             stored = read_config(source.folder)
             check_ids(tokenizer, stored, escape(source.folder))
@@ -103,9 +103,9 @@ def _tokenizer(source: ModelSource) -> Tokenizer | None:
 
 
 def _beside(folder: Path, merge: bool) -> Path:
-    """Where an export goes of which nobody says it: beside the model or, of a checkpoint, beside its run."""
+    """Return the default folder of an export: next to the model, or next to the run of a checkpoint."""
     whole = Path(os.path.abspath(folder))
-    if (pulled := name_of(whole)) is not None:  # the cache is no place for it
+    if (pulled := name_of(whole)) is not None:  # exports do not belong into the cache
         return Path(f"{pulled.id.rpartition('/')[2]}-export")
     is_checkpoint = CHECKPOINT.fullmatch(whole.name) is not None
     run = whole.parent if is_checkpoint else whole
@@ -114,9 +114,9 @@ def _beside(folder: Path, merge: bool) -> Path:
 
 
 def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str]:
-    """Compares the folder with the model in memory; what was found, in lines. Raises: ModelError: it is another one."""
+    """Compare the folder with the model in memory, and yield lines. Raises: ModelError: they differ."""
     count, kind = check_weights_of(model, target)
-    yield f"check: {count:,} tensors are those that were trained, as near as {kind} allows"
+    yield f"check: {count:,} tensors equal the trained ones, within the precision of {kind}"
     texts = _texts(source, model)
     expected = answers(model, texts)
     written = load(target, dtype="float32", base=source.folder if is_adapter(target) else None)
@@ -126,17 +126,17 @@ def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str
         f" KL {found.kl:.3g} nats a token"
     )
     if kind != "float32":
-        yield f"check: that is what rounding the weights to {kind} costs"
+        yield f"check: that is the effect of rounding the weights to {kind}"
     check_answers(found, kind, model.config, target)
     if source.adapter is not None:
         del written
         base = load(source.folder, dtype="float32", vocab_size=model.config.vocab_size)
         learned = difference(expected, answers(base, texts))
-        yield f"check: what was learned moves the base model by KL {learned.kl:.3g} nats a token on these texts"
+        yield f"check: training moved the base model by KL {learned.kl:.3g} nats a token on these texts"
 
 
 def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
-    """Ids that the model is asked about: of `TEXTS`, or where there is no tokenizer drawn ones."""
+    """Return ids for the comparison: from `TEXTS`, or random ones without a tokenizer."""
     longest = min(LONGEST, model.config.packed_length)
     if (tokenizer := _tokenizer(source)) is None:
         return [np.random.default_rng(0).integers(0, model.config.vocab_size, longest) for _ in TEXTS]
@@ -144,21 +144,21 @@ def _texts(source: ModelSource, model: CausalLM) -> list[np.ndarray]:
 
 
 def take_masters(model: CausalLM, folder: Path) -> str | None:
-    """Give `model` the masters of its weights, where they can be had; a line about it, None where no weight has one.
+    """Replace the weights of `model` with their masters if they exist; return a line, or None if no weight is narrow.
 
     Args:
-        model: of `folder`, in float32.
-        folder: of a checkpoint, or of a run, whose newest checkpoint is taken if the final model is that.
+        model: the model in `folder`, in float32.
+        folder: a checkpoint, or a run whose newest checkpoint has the weights of its final model.
     """
     narrow = {kind for kind in model.stored_types.values() if kind in ("bfloat16", "float16")}
     if not narrow:
         return None
     with boundary(ModelError, "reading the checkpoint", folder):
-        is_checkpoint = exists(folder / RNG)  # which the final model of a run does not have
+        is_checkpoint = exists(folder / RNG)  # the final model of a run has no such file
     checkpoint = folder if is_checkpoint else newest_checkpoint(folder)
-    weights = f"float32: the {' and '.join(sorted(narrow))} weights as they are"
+    weights = f"float32: the {' and '.join(sorted(narrow))} weights unchanged"
     if checkpoint is None:
-        return f"{weights}; {escape(folder)} has no checkpoint, whose optimizer may have masters of them"
+        return f"{weights}; {escape(folder)} has no checkpoint with an optimizer that may have their masters"
     try:
         if not is_checkpoint:
             verify_manifest(checkpoint)
@@ -167,11 +167,11 @@ def take_masters(model: CausalLM, folder: Path) -> str | None:
         reason = error.what
     if reason is not None:
         return f"{weights}; {escape(checkpoint)} has no masters of them: {reason}"
-    return f"float32: the optimizer's masters in {escape(checkpoint)}, which the weights were rounded from"
+    return f"float32: the optimizer's masters in {escape(checkpoint)}, from which the weights were rounded"
 
 
 def _taken(model: CausalLM, checkpoint: Path) -> str | None:
-    """Copy the masters in `checkpoint` into the weights if all of these are rounded from them; else why not."""
+    """Copy the masters in `checkpoint` if all weights are rounded from them; otherwise return the reason."""
     parameters = dict(model.named_parameters())
     with optimizer_tensors(checkpoint) as tensors:
         masters = {n.removesuffix(f".{MASTER}"): each for n, each in tensors.items() if n.endswith(f".{MASTER}")}
@@ -188,7 +188,7 @@ def _taken(model: CausalLM, checkpoint: Path) -> str | None:
 
 
 def _is_rounded(weight: np.ndarray, master: np.ndarray, kind: str) -> bool:
-    """Whether float32 `weight` is `master` rounded to `kind`: halves to even, or in bfloat16 away from zero, too."""
+    """Whether float32 `weight` is `master` rounded to `kind`: halves to even, or for bfloat16 also away from zero."""
     if weight.shape != master.shape or master.dtype != np.float32:
         return False
     with np.errstate(over="ignore"):

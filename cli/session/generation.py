@@ -1,6 +1,6 @@
-"""`genesis generate`: what continues a prompt, a message or a file of either.
+"""`genesis generate`: continues a prompt, answers a message, or does so for a file of them.
 
-A file's continuations are lines of JSON in its order.
+The continuations of a file are lines of JSON in its order.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from genesis_models.engine.engine import check_prompt
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
-LARGEST = 64 << 20  # bytes of a file of prompts
+LARGEST = 64 << 20  # the most bytes of a file of prompts
 EXAMPLES = 'write a line as {"prompt": "text"} or {"messages": [{"role": "user", "content": "text"}]}'
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be continued.
+    """A prompt to continue.
 
     Attributes:
-        record: a text, or a conversation that is to be answered.
+        record: a text, or a conversation to answer.
         where: its file and line.
-        given: what the line of its continuation repeats of it.
+        given: fields that the line of its continuation repeats.
     """
 
     record: str | Conversation
@@ -50,19 +50,19 @@ class Prompt:
     given: Mapping[str, Any]
 
     def as_chat(self) -> Prompt:
-        """A text as a user's message."""
+        """Return a text prompt as a user's message."""
         if isinstance(self.record, Conversation):
             return self
         return replace(self, record=Conversation(({"role": "user", "content": self.record},)))
 
     def with_system(self, text: str) -> Prompt:
-        """A conversation with this system message, unless it has its own.
+        """Return a conversation with this system message, unless it has its own.
 
         Raises:
-            UsageError: it is a text.
+            UsageError: the prompt is a text.
         """
         if isinstance(self.record, str):
-            what = "--system is a message of a chat, and the prompt is a text"
+            what = "--system is a message of a chat, but the prompt is a text"
             raise UsageError(what, where=self.where or "command line", next="add --chat")
         messages = self.record.messages
         if messages[0]["role"] in ("system", "developer"):
@@ -71,23 +71,24 @@ class Prompt:
 
 
 def read_prompts(path: str) -> list[Prompt]:
-    """The "prompt" or the "messages" of each line of a JSONL file; other keys are left alone, and so are empty lines.
+    """Read "prompt" or "messages" from each line of a JSONL file; other keys and empty lines are ignored.
 
     Raises:
-        DataError: no such file, no line, or one that is no JSON object with either; it names line and field.
+        DataError: the file does not exist, has no line, or a line is not a JSON object with either; it names line and
+            field.
     """
     return [_prompt(*line) for line in read_lines(path, "prompts", EXAMPLES)]
 
 
 def read_lines(path: str, what: str, examples: str) -> list[tuple[Mapping[str, Any], Position, str]]:
-    """The JSON object of each line that is not empty, with its position and how an error names it.
+    """Return the JSON object of each non-empty line, with its position and its place for errors.
 
     Args:
-        what: the lines hold, for the error where there is none.
-        examples: what an error says to do next.
+        what: name of what the lines hold, for the error of an empty file.
+        examples: next step of the errors.
 
     Raises:
-        DataError: no such file, no line, or one that is no JSON object.
+        DataError: the file does not exist, has no line, or a line is not a JSON object.
     """
     found: list[tuple[Mapping[str, Any], Position, str]] = []
     for number, line in enumerate(read_limited(path, LARGEST, DataError).removeprefix(BOM).split(b"\n"), 1):
@@ -97,7 +98,7 @@ def read_lines(path: str, what: str, examples: str) -> list[tuple[Mapping[str, A
         try:
             found.append((parse_object(line, where=where), Position(path, number), where))
         except ModelError as error:
-            raise DataError(f"the line is no JSON object: {error.what}", where=where, next=examples) from error
+            raise DataError(f"the line is not a JSON object: {error.what}", where=where, next=examples) from error
     if not found:
         raise DataError(f"the file has no {what}", where=escape(path), next=examples)
     return found
@@ -110,7 +111,7 @@ def _prompt(value: Mapping[str, Any], position: Position, where: str) -> Prompt:
     if "messages" in value:
         return Prompt(_conversation(value, position), where, {"messages": value["messages"]})
     if not isinstance(value["prompt"], str):
-        raise DataError("the prompt is no text", where=f"{where}: prompt", next=EXAMPLES)
+        raise DataError("the prompt is not a text", where=f"{where}: prompt", next=EXAMPLES)
     if not value["prompt"]:
         raise DataError("the prompt is empty", where=f"{where}: prompt", next="give at least one character")
     return Prompt(value["prompt"], where, {"prompt": value["prompt"]})
@@ -120,13 +121,13 @@ def _conversation(value: Mapping[str, Any], position: Position) -> Conversation:
     messages, tools = read_messages(value["messages"], position), read_tools(value.get("tools"), position)
     if messages[-1]["role"] == "assistant":
         field = f"messages[{len(messages) - 1}].role"
-        what = "the last message is the assistant's, and there is nothing to answer"
-        raise position.defect("answered", what, "take it out, or add the user's next message", field=field)
+        what = "the last message is the assistant's, so it needs no answer"
+        raise position.defect("answered", what, "remove it, or add the user's next message", field=field)
     return Conversation(messages, tools)
 
 
 def as_lines(pieces: Iterable[Piece], prompts: Sequence[Prompt]) -> Iterator[str]:
-    """A line of JSON for each prompt, in their order: what was given, completion, tokens and why it ends."""
+    """Yield a line of JSON for each prompt in order: the given fields, completion, tokens and the reason of its end."""
     texts, ready, next_ = [""] * len(prompts), dict[int, str](), 0
     for piece in pieces:
         texts[piece.request] += piece.text
@@ -139,7 +140,7 @@ def as_lines(pieces: Iterable[Piece], prompts: Sequence[Prompt]) -> Iterator[str
             next_ += 1
 
 
-# What a user types where a training run has a setting.
+# Setting of a training run -> the option of this command.
 GENERATE = COMMON | {
     "train.seed": "--seed",
     "eval.sample_tokens": "--max-tokens",
@@ -147,7 +148,7 @@ GENERATE = COMMON | {
     "eval.top_k": "--top-k",
     "eval.top_p": "--top-p",
 }
-GENERATE_MEMORY = "choose --dtype bf16 or, on a GPU, --kv-cache fp8, lower --max-tokens, or take a smaller model"
+GENERATE_MEMORY = "choose --dtype bf16 or, on a GPU, --kv-cache fp8, lower --max-tokens, or use a smaller model"
 
 
 def generate(
@@ -168,20 +169,19 @@ def generate(
     tell: Callable[[str], None] | None = None,
     **drawing: Any,
 ) -> Iterator[str]:
-    """The continuation of `prompt` by the model in `folder`, piece by piece.
+    """Yield the continuation of `prompt` by the model in `folder`, piece by piece.
 
     Args:
-        kv_cache: the type of keys and values, as of `engine_for`.
-        base: the folder of an adapter's base, instead of the one that it names.
-        special: special tokens are shown, and those written out in a prompt that is no chat become their ids; else a
-            warning names one.
-        prompts: a JSONL file of prompts: the pieces are lines of JSON then, in the order of the file, each as soon as
-            those before it are there.
-        chat: prompts are messages of a user, which the model's template makes a chat of.
-        system: a chat's first message, where it has none of this role.
-        stop: strings that end a text, and are no part of it.
-        tell: takes the lines about the whole, when the last piece is there; None writes them to stderr.
-        drawing: how tokens are drawn, as of `chosen_sampling`.
+        kv_cache: dtype of keys and values, as in `engine_for`.
+        base: folder of an adapter's base, instead of the one that the adapter names.
+        special: show special tokens, and parse those in a text prompt; otherwise a warning names one.
+        prompts: JSONL file of prompts. The pieces are then lines of JSON in its order, each as soon as it and those
+            before it are complete.
+        chat: treat prompts as a user's messages in the model's chat template.
+        system: first message of chats that have no system message.
+        stop: strings that end a text and are excluded from it.
+        tell: receives lines about the whole after the last piece; None writes them to stderr.
+        drawing: sampling settings, as in `chosen_sampling`.
     """
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         if prompts is None and not prompt:
@@ -210,8 +210,8 @@ def generate(
 
 
 def chosen_sampling(source: ModelSource, drawing: Mapping[str, Any], seed: int, console: Output) -> Sampling:
-    """How tokens are drawn: as `drawing` says, by the names of `Sampling`; then as the model's generation_config.json
-    does, which a line shows; then by the schema's defaults.
+    """Return the sampling settings: from `drawing` by the names of `Sampling`, then from the model's
+    generation_config.json (which a line reports), then from the schema's defaults.
     """
     if (line := drawing_line(source.folders, drawing)) is not None:
         console.line(line)
@@ -222,12 +222,12 @@ def chosen_sampling(source: ModelSource, drawing: Mapping[str, Any], seed: int, 
 def _encoded(
     asked: Sequence[Prompt], source: ModelSource, tokenizer: Tokenizer, special: bool
 ) -> tuple[list[list[int]], frozenset[int]]:
-    """The ids of each prompt, and those that end its text."""
+    """Return the ids of each prompt, and the ids that end its text."""
     texts, ends = [each.record for each in asked if isinstance(each.record, str)], stop_ids(source.folders, tokenizer)
     written = None if special else next(filter(None, map(tokenizer.special_text, texts)), None)
     if written is not None:
-        what = f"the prompt holds text of a special token, {escape(written)}, which is read as plain text"
-        Output(sys.stderr).line(f"warning: {what}; --special reads the token")
+        what = f"the prompt has the text of a special token, {escape(written)}, which is treated as plain text"
+        Output(sys.stderr).line(f"warning: {what}; --special parses it")
     with ExitStack() as stack:
         chats: ChatPrompts | None = None
         if len(texts) < len(asked):
@@ -249,9 +249,7 @@ def _phrased(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def _timed(pieces: Iterator[Piece], tell: Callable[[str], None], is_chat: bool) -> Iterator[Piece]:
-    """`pieces`, and in the end to `tell` a line with tokens a second, and lines about texts that the context cut and
-    about empty ones.
-    """
+    """Yield `pieces`, then pass lines to `tell`: tokens per second, texts that the context cut off, and empty texts."""
     tokens: dict[int, int] = {}
     begun: set[int] = set()
     cut, start, first = 0, time.monotonic(), 0.0
@@ -265,7 +263,7 @@ def _timed(pieces: Iterator[Piece], tell: Callable[[str], None], is_chat: bool) 
     count, seconds = sum(tokens.values()), time.monotonic() - start
     if cut:
         texts = "the text ends" if len(tokens) == 1 else f"{cut} texts end"
-        tell(f"{texts} where the model's context does")
+        tell(f"{texts} at the end of the model's context")
     if count:
         rate = f", then {(count - 1) / max(seconds - first, 1e-9):,.1f} tokens/s" if count > 1 else ""
         tell(f"{count:,} token{'s' * (count != 1)} in {seconds:.2f} s: the first after {first:.2f} s{rate}")

@@ -1,10 +1,10 @@
-"""The memory of a training step on the CPU: steps of a few layers and rows are taken and counted, and more follow.
+"""Plans the memory of a training step on the CPU from steps of a few layers and rows, extrapolated to the whole.
 
-What a step takes is nearly in proportion to layers, to rows and to both together, as soon as the loss is computed in
-more than one chunk. Four small steps therefore tell what a whole one takes, and no model of them. The pool's blocks are
-counted by size, since it keeps them for others of their size; numpy's temporaries by Python's own count of allocations.
-Threads share the rows of a batch: one share is counted, and over some steps all of them come to hold the most blocks of
-a size at the same time. The update is not shared.
+Once the loss is computed in more than one chunk, a step's memory is nearly linear in layers, in rows, and in their
+product. Four small steps therefore determine it without a model of its parts. The pool keeps blocks for requests of the
+same size, so its blocks are counted by size; numpy's temporaries are counted by Python's allocation tracing. Threads
+share the rows of a batch. One share is counted, since over several steps all threads come to hold the most blocks of a
+size at the same time. The update is not shared.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ LAYERS = (2, 4)
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """Bytes of a step on the CPU, by what they are for.
+    """Bytes of a step on the CPU by purpose.
 
     Attributes:
-        saved: what a checkpoint holds of weights and optimizer.
+        saved: bytes of weights and optimizer in a checkpoint.
     """
 
     parts: Mapping[str, int]
@@ -59,21 +59,21 @@ class HostPlan:
 
 
 def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
-    """The plan of a step of `config` with the threads of this process."""
+    """Plan a step of `config` with the threads of this process."""
     batch, length = config.train.batch_size, config.data.seq_len
     count = share_count(batch, batch * length)
     share = -(-batch // count)
     few_rows = _few_rows(shape.vocab_size, length)
     if share <= 2 * few_rows[-1]:
         few_rows = (share,)
-    # Names of layers that are not there would be an error.
+    # Patterns that name missing layers would be an error.
     few_layers = LAYERS if shape.num_hidden_layers > LAYERS[-1] and not config.train.freeze else ()
     layers = few_layers or (shape.num_hidden_layers,)
     with cpu_threads(1):
         counted = {(n, b): _counted(config, _with_layers(shape, n), b, count) for n in layers for b in few_rows}
 
     def at(key: str, n: int) -> float:
-        """The value with `n` layers and all rows of a thread."""
+        """Return the value for `n` layers and all rows of a thread."""
         return _on_line(few_rows, [counted[n, b][key] for b in few_rows], share)
 
     names = next(iter(counted.values()))
@@ -84,8 +84,8 @@ def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
 
 
 def _reserved(found: Mapping[str, int]) -> int:
-    """What the pool comes to hold in steps, of what `_counted` found; it gives back its unused blocks now and then."""
-    # Where the first update makes the optimizer's last state, blocks are unused that building the model took.
+    """Return the pool's size after steps, from the results of `_counted`; it frees unused blocks now and then."""
+    # When the first update creates the optimizer's last state, blocks from building the model are unused.
     in_use = max(found["start in use"], found["before update"] + found["optimizer"] - found["largest state"])
     is_trimmed = found["start"] + found["optimizer"] > most_reserved(in_use)
     reserved = found["steps" if is_trimmed else "start and steps"]
@@ -93,13 +93,13 @@ def _reserved(found: Mapping[str, int]) -> int:
 
 
 def _few_rows(vocabulary: int, length: int) -> tuple[int, ...]:
-    """Rows of small steps, whose losses are computed in more than one chunk."""
+    """Return the rows of small steps whose losses are computed in more than one chunk."""
     least = max(2, chunk_rows(vocabulary, 4) // max(1, length - 1) + 1)
     return least, least + 2
 
 
 def _on_line(at: tuple[int, ...], values: list[float], where: int) -> float:
-    """The value at `where` of the line through one or two points."""
+    """Return the value at `where` of the line through one or two points."""
     if len(at) == 1:
         return values[0]
     return values[0] + (values[1] - values[0]) * (where - at[0]) / (at[1] - at[0])
@@ -116,13 +116,13 @@ def _with_layers(shape: ModelConfig, count: int) -> ModelConfig:
 
 @dataclass(frozen=True)
 class _Phase:
-    """What a phase of a step takes.
+    """The memory of a phase of a step.
 
     Attributes:
-        before: blocks of the pool by size.
-        added: the most blocks of each size beside them.
-        extra: the most bytes in use beside them.
-        others: bytes that are not of the pool.
+        before: blocks of the pool by size at its start.
+        added: the most additional blocks of each size.
+        extra: the most additional bytes in use.
+        others: bytes outside the pool.
     """
 
     before: Counter[int]
@@ -132,7 +132,7 @@ class _Phase:
 
     @property
     def held(self) -> int:
-        """Bytes in use before it."""
+        """Bytes in use before the phase."""
         return sum(size * n for size, n in self.before.items())
 
     @property
@@ -141,20 +141,20 @@ class _Phase:
         return self.held + self.extra
 
     def beside(self, other: _Phase, times: int) -> _Phase:
-        """With `other` by as many threads at the same time."""
+        """Return the phase combined with `other` in `times` concurrent threads."""
         added = Counter({size: self.added[size] + times * other.added[size] for size in self.added | other.added})
         return _Phase(self.before, added, self.extra + times * other.extra, self.others + times * other.others)
 
 
 class _Blocks:
-    """The pool's blocks by size: how many there are, and at the most were in the current phase."""
+    """The pool's blocks by size: their current number, and the most of the current phase."""
 
     def __init__(self) -> None:
         self.now, self.most = Counter[int](), Counter[int]()
         self.in_use = self.most_in_use = 0
 
     def watch(self, address: int, nbytes: int) -> None:
-        """A block was taken or, below 0, given back."""
+        """Record an allocation; `nbytes` is negative when a block is freed."""
         self.in_use += nbytes
         self.most_in_use = max(self.most_in_use, self.in_use)
         size = abs(nbytes)
@@ -162,7 +162,7 @@ class _Blocks:
         self.most[size] = max(self.most[size], self.now[size])
 
     def phase(self, work: Callable[[], object]) -> _Phase:
-        """What `work` takes."""
+        """Run `work`, and return its memory as a phase."""
         before, in_use, held = Counter(self.now), self.in_use, pool.allocated + pool.cached
         self.most, self.most_in_use = Counter(self.now), self.in_use
         tracemalloc.reset_peak()
@@ -173,7 +173,7 @@ class _Blocks:
 
 
 def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[str, int]:
-    """Takes steps of one share of `count`, and counts bytes."""
+    """Run steps of one share of `count`, and count bytes."""
     gc.collect()
     pool.trim()
     was_tracing, blocks = tracemalloc.is_tracing(), _Blocks()
@@ -184,7 +184,7 @@ def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[
         state, batch = _state(config, shape, rows), Batch.empty(rows, config.data.seq_len)
         building = _Phase(Counter(), blocks.most, blocks.most_in_use, 0)
         *start, first_update = _step(state, batch, blocks, count, micro=1)
-        # Sums over micro-steps need no more after the second one.
+        # Gradient sums need no more memory after the second micro-step.
         steps = _step(state, batch, blocks, count, micro=min(config.train.accumulation_steps, 2))
         lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
         saved = saved_bytes(state)
@@ -207,7 +207,7 @@ def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[
 
 
 def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: int) -> list[_Phase]:
-    """The phases of a step: the shares of each micro-step, and the update."""
+    """Return the phases of a step: the shares of each micro-step, and the update."""
     state.optimizer.zero_grad()
     if count == 1:
         targets = state.objective.num_targets(batch)
@@ -222,7 +222,7 @@ def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: i
 
 
 def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
-    """What several shares take: one alone, and others beside one that uses the memory in which gradients stay."""
+    """Return the memory of several shares: one alone, and others beside one that owns the gradients' memory."""
     trained, found, objective = trained_parameters(state.model), list[Any](), state.objective
 
     def loss() -> Tensor:
@@ -233,7 +233,7 @@ def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_fir
         found.append(grad(loss(), trained, allow_unused=True))
 
     first = blocks.phase(work)
-    if is_first_step:  # the next one counts the others
+    if is_first_step:  # the next step counts the other shares
         other, found = first, found * 2
     else:
         waiting = loss()
@@ -246,13 +246,13 @@ def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_fir
 
 
 def _together(phases: Sequence[_Phase]) -> int:
-    """Bytes of the pool where it keeps all blocks of some phases."""
+    """Return the bytes of a pool that keeps all blocks of the phases."""
     sizes = {size for phase in phases for size in phase.before | phase.added}
     return sum(size * max(phase.before[size] + phase.added[size] for phase in phases) for size in sizes)
 
 
 def _state(config: Config, shape: ModelConfig, rows: int) -> TrainState:
-    """A run with weights of its own, before its first step."""
+    """Return a run with its own weights before its first step."""
     model = build(shape, config.train.seed, dtype=config.model.dtype)
     select_trained(config, model)
     model.activation_checkpointing = config.train.activation_checkpointing

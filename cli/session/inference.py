@@ -1,4 +1,4 @@
-"""A trained model that is opened: its loss on data (`genesis eval`), its answers, log-probabilities of given ids."""
+"""Uses a trained model: its loss on data (`genesis eval`), its answers, and log-probabilities of given ids."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource, find_source
 from genesis_models.weights import AUTO, QUANTIZED, check_finite, quantize
 
-# What a user types where a training run has a setting.
+# Setting of a training run -> the option of the command.
 COMMON = {"train.device": "--device", "model.dtype": "--dtype", "model.path": "FOLDER"}
 EVAL = COMMON | {
     "data.train": "--data",
@@ -50,15 +50,15 @@ EVAL = COMMON | {
     "train.batch_size": "--batch-size",
     "eval.batch_size": "--batch-size",
 }
-EVAL_MEMORY = "lower --batch-size or --seq-len, choose --dtype bf16, or take a smaller model"
-LONGEST_EVAL = 1024  # tokens of a sequence where the model takes more and the user names no length
-SMALLEST = 1024  # tokens of a cache that grows with a conversation
+EVAL_MEMORY = "lower --batch-size or --seq-len, choose --dtype bf16, or use a smaller model"
+LONGEST_EVAL = 1024  # the most tokens of a sequence by default
+SMALLEST = 1024  # initial tokens of a cache that grows with a conversation
 PACKED = 4096  # tokens of a forward pass, unless one sequence has more
-SCORED = 256  # positions whose logits are there at a time
+SCORED = 256  # positions whose logits are computed at once
 
 
 def found_source(folder: str, base: str | None) -> ModelSource:
-    """What `folder` stands for; of an adapter a line says on which base it is."""
+    """Return the source that `folder` means; a line reports the base of an adapter."""
     source = find_source(folder, base)
     if source.adapter is not None:
         Output(sys.stderr).line(str(source))
@@ -66,20 +66,20 @@ def found_source(folder: str, base: str | None) -> ModelSource:
 
 
 def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, Tokenizer]:
-    """The model and the tokenizer of a source, which fit together.
+    """Return the model and the tokenizer of a source, after checking that they match.
 
     Args:
-        dtype: of the weights; or "fp8" or "int8", to which they are quantized as they are loaded by default.
+        dtype: dtype of the weights; "fp8" and "int8" quantize the weights that are loaded by default.
 
     Raises:
-        ModelError: its tokenizer has ids that the model has not. NumericError: NaN weights.
+        ModelError: the tokenizer has ids that the model lacks. NumericError: weights are NaN.
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
     loading = start_in_thread(lambda: Tokenizer.load(source.holding("tokenizer.json")))
-    try:  # a large vocabulary takes as long to read as weights
+    try:  # reading a large vocabulary takes as long as reading weights
         model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)
     except GenesisError:
-        check_ids(loading.result(), config, where)  # what is wrong there is said first
+        check_ids(loading.result(), config, where)  # errors of the tokenizer come first
         raise
     tokenizer = loading.result()
     check_ids(tokenizer, config, where)
@@ -99,20 +99,20 @@ def evaluate(
     base: str | None = None,
     template: str | None = None,
 ) -> dict[str, float | int]:
-    """The figures of `Evaluation.metrics` of the model in `folder` on `sources`, each sample alone.
+    """Return the metrics of the model in `folder` on `sources` (`Evaluation.metrics`), with each sample alone.
 
-    Conversations are samples by `template` (`chatml`, a file or a folder), by default the folder's own; what the
-    assistant says is measured.
+    Conversations become samples by `template` (`chatml`, a file or a folder), by default the folder's own; only the
+    assistant's messages are measured.
     """
     source, where = found_source(folder, base), resolve_device(device)
     model, tokenizer = opened(source, where, dtype)
     longest = model.config.packed_length
     length = min(LONGEST_EVAL, longest) if seq_len is None else seq_len
     if length > longest:
-        raise UsageError(f"--seq-len {length} is beyond the model's {longest} positions", next="lower it")
+        raise UsageError(f"--seq-len {length} exceeds the model's {longest} positions", next="lower it")
     if not all(sources):
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
-    data = DataConfig(train=[STDLIB], template=template)  # for the defaults of the rest
+    data = DataConfig(train=[STDLIB], template=template)  # provides the other defaults
     console = Output(sys.stderr)
     with temporary_folder() as cache, stages(console) as progress:
         held_out = prepare_held_out(
@@ -145,7 +145,7 @@ def evaluate(
             device=where,
             progress=lambda done, total: progress("evaluate", done, total),
         )
-    assert found is not None, "nothing asks this evaluation to stop"
+    assert found is not None, "nothing stops this evaluation"
     if not math.isfinite(found.loss):
         where_ = escape(source.adapter or source.folder)
         raise NumericError("the loss is not finite", where=where_, next="measure in float32: --dtype fp32")
@@ -156,15 +156,15 @@ class Speaker(ExitStack):
     """A model that answers one request after the other; a context manager.
 
     Args:
-        kv_cache: the type of keys and values, as of `engine_for`.
+        kv_cache: dtype of keys and values, as in `engine_for`.
         template: `chatml`, or a file or folder with the chat template, instead of the model's own.
 
     Attributes:
         template: renders conversations; None for a model without a chat template, which continues texts.
-        ends: the ids that end an answer.
+        ends: ids that end an answer.
 
     Raises:
-        ModelError: a folder, a tokenizer or a template that cannot be used.
+        ModelError: a folder, tokenizer or template cannot be used.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Speaker(ExitStack):
         self._capacity = 0
 
     def encode(self, asked: str | Conversation, where: str = "") -> list[int]:
-        """The ids of a text, or those before the answer to a conversation; `where` it is, for an error.
+        """Return the ids of a text, or of a conversation up to its answer; errors name `where`.
 
         Raises:
             DataError: the template cannot render the conversation.
@@ -195,14 +195,14 @@ class Speaker(ExitStack):
         return self.template.encode(asked, where=where)
 
     def answer(self, request: Request) -> Iterator[Piece]:
-        """What continues a prompt, a piece for each token.
+        """Continue a prompt, and yield a piece for each token.
 
         Raises:
-            UsageError: an empty prompt, or one that fills the context. NumericError: logits that are not finite.
+            UsageError: the prompt is empty or fills the context. NumericError: logits are not finite.
         """
         check_prompt(self.model, request.ids)
         longest = length_of(self.model, request)
-        if longest > self._capacity:  # doubled, so that a cache and its graphs last for several turns
+        if longest > self._capacity:  # doubled, so that a cache and its graphs serve several turns
             self._capacity = min(max(SMALLEST, 1 << (longest - 1).bit_length()), self.model.config.context_length)
             whole = Request(request.ids, request.sampling, self._capacity - len(request.ids))
             self._engine = engine_for(self.model, [whole], cache=self._cache)
@@ -210,17 +210,18 @@ class Speaker(ExitStack):
         try:
             yield from continue_texts(self._engine, [request], self.tokenizer)
         except BaseException:
-            self._capacity = 0  # an engine that was stopped in the middle is not used again
+            self._capacity = 0  # an interrupted engine is not reused
             raise
 
 
 def chat_prompts(
     source: ModelSource, tokenizer: Tokenizer, stack: ExitStack, template: str | None = None
 ) -> tuple[ChatPrompts | None, frozenset[int]]:
-    """What renders chats, until the stack ends, None for a model without a template; and the ids that end an answer.
+    """Return the renderer of chats, open until the stack closes (None without a template), and the ids that end an
+    answer.
 
     Args:
-        template: as of `Speaker`.
+        template: as in `Speaker`.
     """
     folder, ends = template_folder(source), stop_ids(source.folders, tokenizer)
     if template is None and not read_chat_templates(folder):
@@ -230,7 +231,7 @@ def chat_prompts(
 
 
 def template_folder(source: ModelSource) -> Path:
-    """The first folder with a chat template; the model's where none has one."""
+    """Return the first folder with a chat template, or the model's if none has one."""
     return next((folder for folder in source.folders if read_chat_templates(folder)), source.folder)
 
 
@@ -242,14 +243,14 @@ class Score(NamedTuple):
 
 
 def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top: int = 0) -> Iterator[list[Score]]:
-    """For each sequence the scores of its ids from a position on.
+    """Yield, for each sequence, the scores of its ids from a position on.
 
     Args:
-        sequences: ids, and the first position that is scored; before the first id there is nothing, so at least 1.
-        top: how many of the likeliest ids are told.
+        sequences: ids, and the first scored position; at least 1, because nothing precedes the first id.
+        top: number of the likeliest ids to return.
 
     Raises:
-        UsageError: more ids than the context holds. ModelError: an id beyond the vocabulary.
+        UsageError: a sequence exceeds the context. ModelError: an id exceeds the vocabulary.
     """
     for ids, _ in sequences:
         for part in (ids[:-1], ids[-1:]) if len(ids) > 1 else ():
@@ -257,7 +258,7 @@ def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top:
     was_training = model.training
     model.eval()
     try:
-        # Where rotary angles depend on a sequence's length, one that is longer than trained passes alone.
+        # If rotary angles depend on the length, a sequence longer than the trained length runs alone.
         for batch in _packed(sequences, min(PACKED, model.config.packed_length)):
             yield from _scored(model, batch, top)
     finally:
@@ -265,7 +266,7 @@ def scores(model: CausalLM, sequences: Sequence[tuple[Sequence[int], int]], top:
 
 
 def _packed(sequences: Sequence[tuple[Sequence[int], int]], most: int) -> Iterator[list[tuple[Sequence[int], int]]]:
-    """The sequences in order, as many together as a forward pass of `most` tokens takes."""
+    """Group the sequences in order into forward passes of at most `most` tokens."""
     batch: list[tuple[Sequence[int], int]] = []
     for each in sequences:
         if batch and sum(len(ids) for ids, _ in batch) + len(each[0]) > most:

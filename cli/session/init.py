@@ -1,4 +1,4 @@
-"""`genesis init`: a recipe with the user's model, data and sizes in it, comments and all."""
+"""`genesis init`: fills a recipe, including its comments, with the user's model, data and sizes."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.registry import PRESETS, fuses, preset
 
-# Goal -> what it is, the recipe that it starts from on a GPU and on the CPU, and the data that ships for it.
+# Goal -> what it is, its recipe on a GPU, and the data that ships for it.
 GOALS = {
-    "lora": ("adapters beside the weights of a model, from chats", "qwen2.5-0.5b-lora", "example:chats"),
-    "full": ("all weights of a model, from chats", "qwen2.5-0.5b-full", "example:chats"),
-    "pretrain": ("a base model goes on learning from texts", "continued-pretraining", "stdlib:"),
-    "scratch": ("a new model, from texts", "from-scratch-gpu", "stdlib:"),
+    "lora": ("adapters of a model, trained on chats", "qwen2.5-0.5b-lora", "example:chats"),
+    "full": ("all weights of a model, trained on chats", "qwen2.5-0.5b-full", "example:chats"),
+    "pretrain": ("a base model continues to learn from texts", "continued-pretraining", "stdlib:"),
+    "scratch": ("a new model, trained on texts", "from-scratch-gpu", "stdlib:"),
 }
-ON_CPU = "quickstart"  # a new model that the CPU can train
-STEP_TOKENS = 16_384  # of data of one's own
+ON_CPU = "quickstart"  # recipe for a new model that the CPU can train
+STEP_TOKENS = 16_384  # tokens of a step on the user's own data
 CPU_ROWS, CPU_LENGTH = 2, 256
 OPTIONS = {"data.seq_len": "--seq-len"}
 REPORTS = 5  # evaluations and checkpoints of a run
-READ_BYTES = 8 << 20  # of data; larger data are judged by the size of their files
+READ_BYTES = 8 << 20  # larger data are judged by their file sizes
 TOKEN_BYTES = 5
 HOWS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user wants.
+    """The user's choices.
 
     Attributes:
-        model: a folder or a name on the hub; from scratch a preset, None for the recipe's own.
-        data: sources.
-        file: where the configuration will be, for the commands in it.
-        seq_len: None: the recipe's, as far as the model's positions go.
+        model: a folder or a name on the hub; for the goal scratch a preset, or None for the recipe's shape.
+        data: data sources.
+        file: path of the configuration, for the commands in it.
+        seq_len: tokens of a row; None uses the recipe's, limited by the model's positions.
     """
 
     goal: str
@@ -72,14 +72,14 @@ class Asked:
 
     @cached_property
     def template(self) -> str | None:
-        """Makes text of chats where the model has no template. Raises: ModelError: its files are malformed."""
+        """The template for chats if the model has none. Raises: ModelError: its files are malformed."""
         if self.goal not in ("lora", "full") or self.model is None or read_chat_templates(local_path(self.model)):
             return None
         return CHATML
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether a run finds one: a new model makes its own. Raises: ModelError: the folder cannot be looked at."""
+        """Whether a run finds a tokenizer; a new model trains one. Raises: ModelError: the folder is inaccessible."""
         if self.goal == "scratch" or self.model is None:
             return True
         with boundary(ModelError, "looking for the tokenizer", self.model):
@@ -87,7 +87,7 @@ class Asked:
 
 
 class Sized(NamedTuple):
-    """A step that fits, and the plan of its memory; None on the CPU."""
+    """A step that fits, and the plan of its memory (None on the CPU)."""
 
     batch_size: int
     accumulation_steps: int
@@ -96,22 +96,22 @@ class Sized(NamedTuple):
 
 
 def place_for(gpu_memory: float | None) -> Place:
-    """The GPU that is named or here; else the CPU."""
+    """Return the GPU of that size, otherwise this machine's GPU, otherwise the CPU."""
     if gpu_memory is None and not describe_gpu()[0]:
-        return Place(CPU, "the CPU, as there is no GPU here and no --gpu-memory", None, None, True)
+        return Place(CPU, "the CPU: this machine has no GPU, and --gpu-memory is not given", None, None, True)
     return place_of("auto", gpu_memory)
 
 
 def check_model(name: str) -> None:
-    """Raises: ModelError: there is no such model on this machine, or none that Genesis has."""
-    if name and name not in PRESETS:  # nothing stands for a new model
+    """Raises: ModelError: this machine does not have the model, or Genesis does not support it."""
+    if name and name not in PRESETS:  # an empty name means a new model
         read_config(local_path(os.path.expanduser(name)))
 
 
 def check_goal(name: str) -> None:
-    """Raises: UsageError: there is no goal of that name."""
+    """Raises: UsageError: the goal is unknown."""
     if name not in GOALS:
-        what = f"the goal {escape(name)} is not known"
+        what = f"the goal {escape(name)} is unknown"
         raise UsageError(what, where="--goal", next=f"use one of {', '.join(GOALS)}")
 
 
@@ -121,28 +121,28 @@ def check_source(name: str) -> None:
 
 
 def goal_of(goal: str | None, model: str | None) -> str:
-    """The goal that is meant. Raises: UsageError: there is none of that name, or the model is not one for it."""
+    """Return the goal that is meant. Raises: UsageError: it is unknown, or does not match the model."""
     trains_weights = model is not None and model not in PRESETS
     found = goal or ("lora" if trains_weights else "scratch")
     check_goal(found)
     if found == "scratch" and trains_weights:
-        what = f"the goal scratch begins with random weights, and {escape(model)} has others"
-        raise UsageError(what, where="--model", next=f"leave it out, or name a size: {', '.join(PRESETS)}")
+        what = f"the goal scratch starts with random weights, but {escape(model)} has trained ones"
+        raise UsageError(what, where="--model", next=f"remove it, or name a size: {', '.join(PRESETS)}")
     if found != "scratch" and not trains_weights:
         what = f"the goal {found} needs the weights of a model"
-        raise UsageError(what, where="--model", next="name a folder, or a model of the hub, such as Qwen/Qwen3-0.6B")
+        raise UsageError(what, where="--model", next="name a folder, or a model on the hub, such as Qwen/Qwen3-0.6B")
     return found
 
 
 def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tuple[str, Sized]:
-    """The configuration as text with comments, and the size of its steps.
+    """Return the configuration as text with comments, and the size of its steps.
 
     Args:
-        recipe: the text of a shipped one.
+        recipe: returns the text of a shipped recipe.
 
     Raises:
-        ModelError: there is no such model on this machine. DataError: the data match no file.
-        OutOfMemoryError: not one row fits.
+        ModelError: this machine does not have the model. DataError: the data match no file.
+        OutOfMemoryError: not even one row fits.
     """
     on_cpu = place.device == CPU
     expand(asked.data)
@@ -155,7 +155,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     if asked.goal != "scratch":
         values["model.path"] = asked.model
     if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full"):
-        values["train.epochs"] = 3  # the recipe's are for its small example
+        values["train.epochs"] = 3  # the recipe's number is for its small example
     if asked.template is not None:
         values["data.template"] = asked.template
     length = asked.seq_len
@@ -165,10 +165,10 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         if asked.goal != "scratch" and asked.model is not None:
             length = min(length, read_config(local_path(asked.model)).packed_length)
     values["data.seq_len"] = length
-    text = with_values(text, values, {"data.template": "Makes text of a chat; the model has no template of its own."})
+    text = with_values(text, values, {"data.template": "Turns chats into text; the model has no template of its own."})
     with phrased_for(OPTIONS, memory=""):
         config = _parsed(text)
-        model_config(with_checkpointing(config, HOWS[0]))  # whose positions limit a row
+        model_config(with_checkpointing(config, HOWS[0]))  # checks that a row fits into the model's positions
     if not on_cpu:
         sized = _on_gpu(config, asked, place)
     elif config.model.path is None:
@@ -180,17 +180,17 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     if (steps := _about_how_many_steps(_parsed(text))) is not None:
         often = int(float(f"{max(1, steps // REPORTS):.0e}"))  # a round number
         values = {"eval.every": often, "checkpoint.every": min(often, CheckpointConfig().every or often)}
-        text = with_values(text, values, {"eval.every": "Steps between two looks at what is held out."})
+        text = with_values(text, values, {"eval.every": "Steps between two evaluations on held-out data."})
         _parsed(text)
     return "\n".join([*_head(asked, place, sized), "", text]), sized
 
 
 def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
-    """What was chosen, in lines."""
+    """Yield the choices as lines of text."""
     what = GOALS[asked.goal][0]
     yield f"goal: {asked.goal}, {what}"
     if asked.template is not None:
-        yield f"template: {asked.template}, as the model has no chat template of its own"
+        yield f"template: {asked.template}, because the model has no chat template"
     if not asked.has_tokenizer:
         yield f"tokenizer: {escape(asked.model)} has none; set data.tokenizer to a folder with a tokenizer.json"
     micro = f"{sized.accumulation_steps} micro-steps of " if sized.accumulation_steps > 1 else ""
@@ -201,9 +201,7 @@ def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
 
 
 def with_values(text: str, values: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """`text` with other values of settings that stand on a line of their own; comments stay. What it lacks is added,
-    below its comment where there is one.
-    """
+    """Set settings that have their own line in `text`, keeping comments; missing ones are added with their comment."""
     for setting, value in values.items():
         section, _, key = setting.partition(".")
         marks, lines = parse(text, setting), text.split("\n")
@@ -236,12 +234,12 @@ def _with_preset(text: str, name: str) -> str:
     end = next(i for i, line in enumerate(lines) if i > first and not line.strip())
     shape = ["model:", "  # The published shape of this name, with random weights.", f"  preset: {_shown(name)}"]
     text = "\n".join([*lines[:first], *shape, *lines[end:]])
-    # The shape's own vocabulary would be mostly unused by a tokenizer of a small text.
+    # A tokenizer of a small text would not use most of the shape's own vocabulary.
     return with_values(text, {"data.vocab_size": min(32_768, preset(name)["vocab_size"]), "optim.lr": 6e-4})
 
 
 def _parsed(text: str) -> Config:
-    """The configuration, with the model's folder. Raises: ConfigError."""
+    """Return the configuration with the model's folder. Raises: ConfigError."""
     found = parse_config(text, "the new configuration")
     if found.model.path is None:
         return found
@@ -250,14 +248,14 @@ def _parsed(text: str) -> Config:
 
 
 def _about_how_many_steps(config: Config) -> int | None:
-    """The length of the run, rather too few steps than too many; None where nothing can be read."""
+    """Estimate the length of the run in steps, rather too low than too high; None if nothing can be read."""
     data, train = config.data, config.train
     if train.epochs is None:
         return train.steps
     try:
         corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes)
         size = sum(os.stat(file.path).st_size for file in corpus.files)
-        if size <= READ_BYTES:  # what records have beside their text is no part of the run
+        if size <= READ_BYTES:  # excludes parts of records that a run does not read
             size = sum(len(document.text.encode()) for document in corpus.documents())
     except (GenesisError, OSError):
         return None
@@ -266,7 +264,7 @@ def _about_how_many_steps(config: Config) -> int | None:
 
 
 def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:
-    """The fastest step of the tokens that a step should have: little checkpointing, and few micro-steps."""
+    """Return the fastest step with the desired tokens: little checkpointing, and few micro-steps."""
     assert place.room is not None
     config, _ = settled(config, place.device)
     shape = model_config(config)
@@ -280,7 +278,7 @@ def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:
             return Sized(batch, -(-rows // batch), how, plan)
     assert plan is not None
     raise OutOfMemoryError(
-        f"not one row of {config.data.seq_len:,} tokens fits: a step needs {format_bytes(plan.reserved)} of the"
+        f"not even one row of {config.data.seq_len:,} tokens fits: a step needs {format_bytes(plan.reserved)} of the"
         f" {format_bytes(place.room)} that a run may take",
         where=place.name,
         next=advice(with_checkpointing(config, HOWS[-1]), shape, place.device, plan, place.room),
@@ -288,12 +286,12 @@ def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:
 
 
 def with_checkpointing(config: Config, how: str) -> Config:
-    """`config` with another train.activation_checkpointing."""
+    """Return `config` with another train.activation_checkpointing."""
     return config.model_copy(update={"train": config.train.model_copy(update={"activation_checkpointing": how})})
 
 
 def _choices(rows: int, shape: ModelConfig) -> Iterator[tuple[str, int]]:
-    """Checkpointing and rows at once, the fastest first: down to a quarter of them before more is computed again."""
+    """Yield checkpointing and rows, the fastest first: up to 4 times fewer rows before more is recomputed."""
     hows = [how for how in HOWS if how != "selective" or fuses(shape)]
     for how in hows:
         batch = rows
@@ -307,8 +305,8 @@ def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
     yield f"# Written by genesis init: {GOALS[asked.goal][0]}."
     yield "#"
     if asked.goal in ("lora", "full"):
-        yield f"#   genesis data preview {file}      what it would learn from"
-    yield f"#   genesis train {file}             --resume goes on with a run that was stopped"
+        yield f"#   genesis data preview {file}      shows what it trains on"
+    yield f"#   genesis train {file}             --resume continues an interrupted run"
     yield f"#   genesis export {escape(asked.output_dir)}{' --merge' if asked.goal == 'lora' else ''} --check"
     yield "#"
     for line in described(asked, place, sized):
@@ -316,11 +314,11 @@ def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
 
 
 def check_new(path: Path, *, force: bool) -> None:
-    """Refuse a folder, and to write over a file. Raises: ConfigError."""
+    """Refuse a folder, and an existing file unless forced. Raises: ConfigError."""
     with boundary(ConfigError, "writing the configuration", path):
         is_there, is_a_folder = exists(path), is_folder(path)
     if is_a_folder:
         raise ConfigError(f"{escape(path)} is a folder", where="command line", next="name a file in it")
     if is_there and not force:
-        what = f"there is a file {escape(path)} already"
-        raise ConfigError(what, where="command line", next="name another one, or write over it: --force")
+        what = f"the file {escape(path)} exists already"
+        raise ConfigError(what, where="command line", next="name another file, or overwrite it with --force")

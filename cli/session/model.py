@@ -1,4 +1,4 @@
-"""The model of a run: its shape, the base of its adapters, what of it is trained, the model itself, and its files."""
+"""The model of a run: its shape, the base of its adapters, what is trained, and its files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from genesis_models.source import check_model_folder
 
 
 def model_config(config: Config) -> ModelConfig:
-    """The shape of the model to train, from its folder, its preset or the configuration itself."""
+    """Return the shape of the model to train, from its folder, its preset or the configuration itself."""
     if config.model.path is not None:
         found = read_config(config.model.path)
     elif config.model.preset is not None:
@@ -68,16 +68,16 @@ def model_config(config: Config) -> ModelConfig:
     else:
         try:
             found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
-        except ModelError as error:  # what the user wrote into the configuration
+        except ModelError as error:  # an error in the user's configuration
             raise ConfigError(error.what, where=error.where, next=error.next) from error
     if config.data.seq_len > found.packed_length:
-        what = f"data.seq_len {config.data.seq_len} is beyond the model's {found.packed_length} positions"
+        what = f"data.seq_len {config.data.seq_len} exceeds the model's {found.packed_length} positions"
         if found.packed_length < found.context_length:
             what += f" of a row: rotary angles of longer sequences depend on their length (rope_type {found.rope.kind})"
         raise ConfigError(what, where="data.seq_len", next="lower it")
     if config.train.activation_checkpointing == "selective" and not fuses(found):
         raise ConfigError(
-            f"activation_checkpointing selective is for fused layers, and those of {found.model_type} are plain",
+            f"activation_checkpointing selective needs fused layers, but the layers of {found.model_type} are plain",
             where="train.activation_checkpointing",
             next="set it to none or full",
         )
@@ -85,28 +85,28 @@ def model_config(config: Config) -> ModelConfig:
 
 
 def usable_precision(config: Config, shape: ModelConfig, device: Device) -> tuple[str | None, str | None]:
-    """What `train.precision` comes to, and a line about it where that is not all it may promise."""
+    """Return the usable `train.precision`, and a line if it differs from the setting or is slow."""
     if config.train.precision is None:
         return None, None
-    stays, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
+    fp8_line, widest = f"precision: {config.model.dtype}: fp8", widest_matmul(shape)
     if not fuses(shape):
-        return None, f"{stays} is for fused layers, and those of {shape.model_type} are plain"
+        return None, f"{fp8_line} needs fused layers, but the layers of {shape.model_type} are plain"
     if widest < fp8.MIN_COLUMNS:
-        why = f"is for matmuls of at least {fp8.MIN_COLUMNS} columns, and the model's widest has {widest}"
-        return None, f"{stays} {why}"
+        why = f"needs matmuls of at least {fp8.MIN_COLUMNS} columns, but the model's widest has {widest}"
+        return None, f"{fp8_line} {why}"
     if device == CPU:
-        return config.train.precision, "precision: the CPU imitates fp8, which takes longer"
+        return config.train.precision, "precision: the CPU emulates fp8, which is slow"
     lack = fp8.lacking(cuda.get_device_capability(device), device)
-    return (config.train.precision, None) if lack is None else (None, f"{stays} {lack}")
+    return (config.train.precision, None) if lack is None else (None, f"{fp8_line} {lack}")
 
 
 def make_model(
     config: Config, shape: ModelConfig, tokenizer: Tokenizer, device: Device, adapter: Path | None = None
 ) -> CausalLM:
-    """The model with the weights that training starts from.
+    """Return the model with the weights from which training starts.
 
     Args:
-        adapter: a checkpoint that is about to be loaded.
+        adapter: checkpoint that is loaded next.
     """
     random.manual_seed(config.train.seed)
     if config.model.path is not None:
@@ -128,25 +128,25 @@ def make_model(
 
 
 def adapter_to_resume(config: Config, resume: Resume, resume_from: str | None) -> Path | None:
-    """The checkpoint that a run with adapters goes on from; None where it begins, or that folder holds none."""
+    """Return the checkpoint from which a run with adapters continues; None for a new run."""
     output = Path(config.train.output_dir)
     if config.lora is None or not (resume or resume_from) or not output.is_dir():
         return None
     steps = [int(match[1]) for name in os.listdir(output) if (match := CHECKPOINT.fullmatch(name))]
-    is_named = resume_from not in (None, BEST)  # every checkpoint of a run is of the same base
+    is_named = resume_from not in (None, BEST)  # all checkpoints of a run have the same base
     name = Path(resume_from or "").name if is_named or not steps else f"checkpoint-{max(steps)}"
     return output / name if name and is_adapter(output / name) else None
 
 
 def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
-    """The base of a run with adapters, its files hashed unless `checkpoint` knows them; None without adapters.
+    """Return the base of a run with adapters, hashed unless `checkpoint` has its digest; None without adapters.
 
     Raises:
-        ModelError: it cannot be read, or is not the one that the checkpoint was trained on.
+        ModelError: it cannot be read, or is not the base of the checkpoint.
     """
     if config.lora is None:
         return None
-    assert config.model.path is not None, "the schema asks for it"
+    assert config.model.path is not None, "the schema requires it"
     known = None if checkpoint is None else read_base(checkpoint)
     try:
         check_model_folder(config.model.path)
@@ -156,10 +156,10 @@ def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
             raise
         where = f"in {escape(config.model.path)}"
         if os.path.realpath(config.model.path) != known.path:
-            where += f", and the run began with it in {escape(known.path)}"
+            where += f"; the run began with it in {escape(known.path)}"
         what = f"the base model of the run is not {where}: {error.what}"
         raise ModelError(
-            what, where=escape(checkpoint), next="put it back, or name its folder: model.path=FOLDER"
+            what, where=escape(checkpoint), next="restore it, or name its folder: model.path=FOLDER"
         ) from error
     if known is not None:
         check_same_base(base, known, escape(checkpoint), setting="model.path")
@@ -170,14 +170,14 @@ def checked_base(config: Config, checkpoint: Path | None) -> Base | None:
 
 
 def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[str] | None = None) -> None:
-    """Give `model` the adapters of a run, with fresh values, and freeze what it does not learn.
+    """Give `model` the fresh adapters of a run, and freeze what is not trained.
 
     Args:
-        adapter: the folder of one that went on from `lora.init_from`, which may be gone.
+        adapter: an adapter's folder to use instead of `lora.init_from`, which may no longer exist.
 
     Raises:
-        ConfigError: a pattern names no parameter or layer, or nothing is left to train. ModelError: the adapter in
-            `lora.init_from` cannot be read or is not of this model.
+        ConfigError: a pattern matches no parameter or layer, or nothing is left to train. ModelError: the adapter in
+            `lora.init_from` cannot be read or is for another model.
     """
     lora = config.lora
     if lora is not None and lora.init_from is not None:
@@ -193,10 +193,10 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
 
 
 def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike[str] | None = None) -> list[str]:
-    """Check the settings that name parts of the model, without the memory of its weights; returns `trained_lines`.
+    """Check the settings that name parts of the model, without allocating weights, and return `trained_lines`.
 
     Raises:
-        ConfigError, ModelError: as in `select_trained`; ConfigError: of `optim.lr_factors`.
+        ConfigError, ModelError: as in `select_trained`; ConfigError: also for `optim.lr_factors`.
     """
     with init.shapes_only():
         model = ARCHITECTURES[shape.model_type](shape)
@@ -206,7 +206,7 @@ def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike
 
 
 def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
-    """What is trained, and which settings have the defaults of fine-tuning, in a line each; nothing from scratch."""
+    """Yield lines about what is trained and which settings have fine-tuning defaults; nothing from scratch."""
     parameters = dict(model.named_parameters())
     total = sum(p.numel() for p in parameters.values())
     trained = sum(p.numel() for p in parameters.values() if p.requires_grad)
@@ -214,25 +214,25 @@ def trained_lines(config: Config, model: CausalLM) -> Iterator[str]:
     if config.lora is not None:
         layers = adapted_layers(model)
         whole = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in model.modules_to_save))
-        yield f"{_kind_of(layers)}{f'; {whole} as a whole' if whole else ''}: {share}"
+        yield f"{_kind_of(layers)}{f'; {whole} in full' if whole else ''}: {share}"
         if wide := {name: layer for name, layer in layers.items() if layer.r > min(layer.weight.shape)}:
             name, layer = next(iter(wide.items()))
             rows, columns = layer.weight.shape
             others = f" (one of {len(wide):,} such layers)" if len(wide) > 1 else ""
             yield (
-                f"warning: r {layer.r} is more than the rank that the matrix of {escape(name)}, {rows} x {columns}, can"
-                f" have{others}: r {min(rows, columns)} learns as much there"
+                f"warning: r {layer.r} exceeds the largest rank of the matrix of {escape(name)}, {rows} x {columns}"
+                f"{others}: r {min(rows, columns)} can learn as much"
             )
     elif config.model.path is not None or trained < total:
         yield f"all {total:,} parameters are trained" if trained == total else share
     if chosen := fine_tuning_defaults(config):
         kind = "in full" if config.lora is None else "with adapters"
         values = ", ".join(f"{key} {show(value)}" for key, value in chosen.items())
-        yield f"defaults of fine-tuning {kind}, as model.path names a trained model: {values}"
+        yield f"fine-tuning defaults {kind}, because model.path names a trained model: {values}"
 
 
 def _kind_of(layers: Mapping[str, LoRALinear]) -> str:
-    """Kind, ranks and scalings of adapters, and the layers that have one."""
+    """Return kind, ranks and scales of adapters, and their layers, as text."""
     one, sizes = next(iter(layers.values())), list[str]()
     kind = ("DoRA" if one.lora_magnitude_vector is not None else "LoRA") + (", rank-stabilized" * one.use_rslora)
     for key in ("r", "scaling"):
@@ -246,7 +246,7 @@ def _kind_of(layers: Mapping[str, LoRALinear]) -> str:
 
 
 def frozen_base(model: CausalLM, base: Base | None = None) -> FrozenBase | None:
-    """What of a model with adapters no checkpoint holds; None where the model itself is trained."""
+    """Return the frozen part of a model with adapters, which checkpoints omit; None if all of it is trained."""
     adapters = adapter_parameters(model).keys()
     names = frozenset(name for name, _ in model.named_parameters()) - adapters
     return FrozenBase("" if base is None else base.sha256, names) if adapters else None
@@ -254,12 +254,11 @@ def frozen_base(model: CausalLM, base: Base | None = None) -> FrozenBase | None:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Writes and reads the files of a run's model in a checkpoint and at its end: a Hugging Face folder, or PEFT's.
+    """Writes and reads the model files of a run, in checkpoints and at its end, in Hugging Face's or PEFT's format.
 
     Attributes:
-
-        base: of adapters.
-        chat: the format of chats that the model learns.
+        base: base of adapters.
+        chat: chat format that the model learns.
     """
 
     config: Config
@@ -269,15 +268,15 @@ class ModelFiles:
     chat: ChatFormat
 
     def write(self, folder: FolderWriter, snapshot: Snapshot) -> None:
-        """Model, tokenizer and side files; what does not change of a source folder's is kept byte for byte."""
+        """Write model, tokenizer and side files; unchanged files of a source folder are copied byte for byte."""
         source, end, ends = self.config.model.path, self.tokenizer.eos_id, self.chat.ends
         if self.config.lora is None:
-            # What is not given is copied from the source.
+            # Files that are not passed are copied from the source.
             files = None if self._keeps_tokenizer and self.chat.templates is None else self.tokenizer_files
             own: dict[str, Any] = {"source": source, "extra_files": files, "eos_token_id": end, "ends": ends}
             write_model(self.model, folder, values=snapshot.weights, **own)
             return
-        assert self.base is not None, "a run that saves has it"
+        assert self.base is not None, "a run that saves has a base"
         values = masters(snapshot.weights, snapshot.optimizer)
         write_adapter(self.model, folder, base=self.base.path, values=values)
         folder.write(BASE_NAME, self.base.to_json())
@@ -291,7 +290,7 @@ class ModelFiles:
 
     @cached_property
     def tokenizer_files(self) -> Mapping[str, bytes]:
-        """Name -> bytes of the tokenizer's files, the chat template among them."""
+        """Name -> bytes of the tokenizer's files, including the chat template."""
         source, files = self.config.model.path, self.tokenizer.files()
         if self._keeps_tokenizer and source is not None:
             names = [name for name in side_files(source) if TOKENIZER_FILES.fullmatch(name)]
@@ -303,5 +302,5 @@ class ModelFiles:
         return files if self.chat.templates is None else chat_files(self.chat.templates, files)
 
     def read_masters(self, folder: Path) -> Mapping[str, np.ndarray]:
-        """The values of the adapters in a checkpoint, in float32, by the names of parameters."""
+        """Return the float32 values of the adapters in a checkpoint by parameter name."""
         return adapter_values(self.model, folder)

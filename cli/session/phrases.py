@@ -1,4 +1,4 @@
-"""Errors of a command in the words of its own options, where what it calls speaks of the settings of a training run."""
+"""Rewords errors for a command: settings of a training run are replaced with the command's own options."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.train.config import setting_names
 
-# Not inside a path or a longer name; whether it is a setting of the schema is looked up.
+# Not inside a path or a longer name; `_settings` decides whether it is a setting.
 _SETTING = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_]+)(?![\w/-]|\.\w)")
 _CLAUSES = re.compile(r"(,? or |; |, )")
 
 
 @contextmanager
 def phrased_for(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
-    """Inside the block, errors name `options` instead of settings; advice about any other setting is left out.
+    """Within the block, errors name `options` instead of settings; advice about other settings is removed.
 
     Args:
-        options: setting ("train.batch_size") -> what the user typed for it ("--batch-size").
-        memory: what lowers the memory of this command.
+        options: setting ("train.batch_size") -> the command's option ("--batch-size").
+        memory: advice that lowers this command's memory.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def phrased_for(options: Mapping[str, str], *, memory: str) -> Iterator[None]:
         error.args = (" | ".join(part for part in (error.what, error.where, error.next) if part),)
         raise
     except MemoryError as error:
-        raise OutOfMemoryError("the host has no memory for a request", next=memory) from error
+        raise OutOfMemoryError("the host has too little memory for a request", next=memory) from error
 
 
 @functools.cache
@@ -40,18 +40,18 @@ def _settings() -> frozenset[str]:
 
 
 def _named(text: str, options: Mapping[str, str]) -> str:
-    """`text` with the options for its settings; one without an option loses its section."""
+    """Return `text` with options for its settings; a setting without an option loses its section."""
 
     def said(found: re.Match[str]) -> str:
         setting = found[1]
         return options.get(setting, setting.partition(".")[2]) if setting in _settings() else setting
 
-    # Two settings that are one option ("data.train, data.eval") are named once.
+    # Two settings with the same option ("data.train, data.eval") are named once.
     return re.sub(r"(--[\w-]+)(, \1| and \1)+", r"\1", _SETTING.sub(said, text))
 
 
 def _advice(text: str, options: Mapping[str, str]) -> str:
-    """`text` without the clauses about settings that have no option."""
+    """Return `text` without clauses about settings that have no option."""
     first, *rest = _CLAUSES.split(text)
     kept = [] if _is_foreign(first, options) else [first]
     for joint, clause in zip(rest[::2], rest[1::2], strict=True):

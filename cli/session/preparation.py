@@ -1,4 +1,4 @@
-"""What all commands start with: the device, the model's shape, the data."""
+"""The first stages of all commands: the device, the model's shape, the data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from genesis_models.config import ModelConfig
 
 
 def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:
-    """The device that a setting means; "auto" is a GPU where there is one that Genesis can use, else the CPU.
+    """Return the device that a setting means; "auto" is a usable GPU, otherwise the CPU.
 
-    Of several ranks on a host each has a GPU of its own.
+    Each of several ranks on a host has its own GPU.
 
     Raises:
-        DeviceError: the device was named, and is missing or too old; there is no silent run on another one.
+        DeviceError: the named device is missing or too old; Genesis never silently uses another one.
         ConfigError: one GPU is named for several ranks.
     """
     if ranks.size > 1:
@@ -47,7 +47,7 @@ def resolve_device(name: str, ranks: Ranks = ALONE) -> Device:
 
 def _device_of_rank(name: str, ranks: Ranks) -> Device:
     if name.startswith("cuda:"):
-        what = f"train.device {name} is one GPU, and {ranks.size} ranks take one each"
+        what = f"train.device {name} is one GPU, but each of the {ranks.size} ranks needs its own"
         raise ConfigError(what, where="train.device", next="set train.device=cuda")
     if name == "cpu" or (name == "auto" and not describe_gpu()[0]):
         return CPU
@@ -60,7 +60,7 @@ def _device_of_rank(name: str, ranks: Ranks) -> Device:
 
 
 def describe_gpu() -> tuple[bool, str]:
-    """Whether "auto" means a GPU, and which one, or why not."""
+    """Return whether "auto" means a GPU, and which one, or why not."""
     from genesis import cuda
     from genesis.backend.cuda.driver import is_interpreted
 
@@ -79,10 +79,10 @@ def prepare_data(
     cache_dir: str | os.PathLike[str] | None = None,
     encoders: EncoderFactory | None = None,
 ) -> Prepared:
-    """Documents, split, tokenizer and tokens, with a progress bar for each stage that has to work.
+    """Prepare documents, split, tokenizer and tokens, with a progress bar for each stage that is not cached.
 
     Args:
-        encoders: makes the encoder of records, for callers that ask it for the format of chats.
+        encoders: creates the encoder of records; callers use it to get the chat format.
     """
     data = config.data
     default_cache = data.cache_dir or Path(config.train.output_dir) / "cache"
@@ -109,38 +109,38 @@ def prepare_data(
     check_ids(tokenizer, model, where, only_new=config.model.path is not None)
     if config.lora is not None:
         held_out = [] if prepared.held_out is None else [prepared.held_out.tokens]
-        next = "an adapter has no rows for new tokens: leave lora out, and the embedding grows"
+        next = "an adapter has no rows for new tokens: remove lora, and the embedding grows"
         check_rows([prepared.train, *held_out], tokenizer, model, where, next)
     return prepared
 
 
 def new_token_lines(tokenizer: Tokenizer, model: ModelConfig, *, grows: bool) -> Iterator[str]:
-    """A line about the tokens that the embedding of a stored model has no rows for."""
+    """Yield a line about tokens that have no row in the embedding of a stored model."""
     if new := new_tokens(tokenizer, model):
         rows = "grows by rows for them, the mean of the others" if grows else "has no rows for them"
         yield f"new tokens: {list_names(new)}; the embedding {rows}"
 
 
 def check_rows(sets: Sequence[TokenSet], tokenizer: Tokenizer, model: ModelConfig, where: str, next: str) -> None:
-    """Raises: ModelError, naming a token of the data for which the model's embedding has no row."""
+    """Raises: ModelError: a token of the data has no row in the model's embedding; the error names it."""
     largest = 0
-    if tokenizer.vocab_size > model.vocab_size:  # else a long stream need not be looked at
+    if tokenizer.vocab_size > model.vocab_size:  # otherwise a long stream need not be searched
         largest = max(int(tokens.stream.max(initial=0)) for tokens in sets)
     if largest >= model.vocab_size:
         token = escape(tokenizer.token(largest) or "")
-        what = f"the data has the token {token!r} of id {largest:,}, the model's embedding {model.vocab_size:,} rows"
+        what = f"the data has the token {token!r} with id {largest:,}, but the embedding has {model.vocab_size:,} rows"
         raise ModelError(what, where=where, next=next)
 
 
 def file_lines(data: Prepared) -> Iterator[str]:
-    """Lines about the files that were read and not, samples that are too long or have no target, and warnings."""
+    """Yield lines about files that were read or skipped, samples that are too long or have no target, and warnings."""
     yield str(data.report.files)
     if data.report.tail:
         yield f"held out: the end of the only document, from {escape(data.report.tail)} on"
     if data.held_out is not None and data.held_out.files.read:
         yield f"held out: {data.held_out.files}"
         for name, tokens in data.held_out.sets.items():
-            yield f"held out: {name}: {len(tokens):,} samples of {tokens.num_documents:,} documents"
+            yield f"held out: {name}: {len(tokens):,} samples from {tokens.num_documents:,} documents"
     parts: dict[str, Any] = {"": data.report} | ({} if data.held_out is None else {"held out: ": data.held_out})
     for part in parts.values():
         if names := part.files.like_records:
@@ -152,7 +152,7 @@ def file_lines(data: Prepared) -> Iterator[str]:
     for which, part in parts.items():
         for note in part.notes:
             yield f"{which}{note}" + (f"; see {note.setting}" if note.setting else "")
-    # In messages such text stays text, whatever the settings.
+    # In messages such text is always plain text.
     advice = "" if data.train.index.is_record.all() else "; data.parse_special=true reads the tokens"
     for part in parts.values():
         if part.special.documents:
@@ -160,7 +160,7 @@ def file_lines(data: Prepared) -> Iterator[str]:
 
 
 def sample_counts(tokens: TokenSet) -> str:
-    """What to add to the counts of documents and tokens where some tokens are no targets."""
+    """Return what to add to the counts of documents and tokens if some tokens are not targets."""
     if tokens.mask is None:
         return ""
     return (
@@ -169,15 +169,15 @@ def sample_counts(tokens: TokenSet) -> str:
 
 
 def special_text_warning(special: SpecialText) -> str:
-    """The warning about documents that hold text of special tokens."""
-    documents = "1 document holds" if special.documents == 1 else f"{special.documents:,} documents hold"
+    """Return the warning about documents that contain the text of special tokens."""
+    documents = "1 document contains" if special.documents == 1 else f"{special.documents:,} documents contain"
     token = escape(special.example)
-    return f"warning: {documents} text of special tokens such as {token}; it is read as plain text"
+    return f"warning: {documents} the text of special tokens such as {token}; it is treated as plain text"
 
 
 @contextmanager
 def stages(console: Output) -> Iterator[Callable[[str, int, int], None]]:
-    """One progress display per stage of the data preparation: yields what takes the stage, what is done, and all."""
+    """Show a progress display for each stage of data preparation; yields a callback of stage, done and total."""
     current, report = "", None  # type: tuple[str, Callable[[int, int], None] | None]
     with ExitStack() as shown:
 

@@ -1,4 +1,4 @@
-"""The ranks of a run: how this process joins the others, and what of a run's start they do together."""
+"""The ranks of a run: how this process joins the others, and what they do together at the start."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from genesis.train.ranks import ALONE, SAVING_S, Ranks, check_divides
 from genesis.train.signals import Interrupts
 from genesis_cli.session.preparation import resolve_device
 
-JOIN_S = 120.0  # how long ranks may take to come: hosts of a cluster do not start at the same moment
+JOIN_S = 120.0  # how long ranks wait for each other: hosts of a cluster do not start at the same moment
 
 
 @contextmanager
 def joined(
     config: Config, console: Output, interrupts: Interrupts, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Ranks]:
-    """This rank and the others, all of which train as `config` says; they end together.
+    """Join the other ranks, all of which must train with `config`; they end together.
 
     Raises:
-        UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ, or their number does
-            not divide a step. DistributedError: a rank does not come.
+        UsageError: the launcher's variables contradict each other. ConfigError: ranks differ, or their number does not
+            divide a step. DistributedError: a rank does not join.
     """
     facts = {"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()}
     check = functools.partial(check_divides, accumulation_steps=config.train.accumulation_steps)
@@ -51,16 +51,16 @@ def met(
     environ: Mapping[str, str] = os.environ,
     check: Callable[[int], None] = lambda size: None,
 ) -> Iterator[Ranks]:
-    """This rank and the others, which end together.
+    """Join the other ranks; they end together.
 
     Args:
-        facts: what must be the same on all ranks.
-        device: as it was asked for, of each rank.
-        check: raises where so many ranks cannot work together.
+        facts: values that must be equal on all ranks.
+        device: requested device of each rank.
+        check: raises if this number of ranks cannot work together.
 
     Raises:
-        UsageError: the variables of a launcher contradict each other. ConfigError: ranks differ. DistributedError: a
-            rank does not come.
+        UsageError: the launcher's variables contradict each other. ConfigError: ranks differ. DistributedError: a rank
+            does not join.
     """
     is_launched, have_met = LAUNCHER in environ, False
     try:
@@ -82,16 +82,16 @@ def met(
             with ranks.during("the end", SAVING_S):
                 ranks.leave()
     except PeerGoneError as error:
-        error.is_echo = is_launched  # by what names the cause
+        error.is_echo = is_launched  # the rank with the cause reports it
         raise
     except InterruptedRun as error:
-        error.is_echo |= is_launched and not have_met  # by what says so for all
+        error.is_echo |= is_launched and not have_met  # one rank reports it for all
         raise
 
 
 @contextmanager
 def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Output) -> Iterator[None]:
-    """The ranks' collectives on their GPUs, if they have some; given up where the block ends by an error."""
+    """Yield the ranks' collectives on their GPUs, or None; an error in the block abandons them."""
     device = resolve_device(asked, ranks)
     ranks.compare({"their kind of device": device.type})
     if device == CPU:

@@ -1,6 +1,6 @@
-"""The output folder of a run: whether it is ours to write to, held against other runs, left as it was by a refused one.
+"""The output folder of a run: checks that it belongs to Genesis, locks it, and restores it when a run is refused.
 
-A run is refused when an error ends it before its first step, whatever the error; a signal is no refusal.
+A run is refused when any error ends it before its first step; a signal does not count.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from genesis.train.report.page import PICTURE_NAME
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import ADAPTER_CONFIG, BASE_NAME
 
-# Go on from the newest checkpoint: never, always, or where there is a run.
+# Continue from the newest checkpoint: never, always, or if there is a run.
 Resume = bool | Literal["allow"]
 
 _WEIGHTS = re.compile(r"(adapter_)?model.*\.safetensors")
-# What only the end of a run writes, or wrote once (the picture as a PNG).
+# Files written only at the end of a run (and a PNG of the picture, which older versions wrote).
 _AT_THE_END = {"config.json", INDEX_NAME, PICTURE_NAME, "loss.png", ADAPTER_CONFIG, BASE_NAME, TRAINER, *SIDE_FILES}
 _MAX_NAMES = 5
 
@@ -52,10 +52,10 @@ class RunFolder:
     """The output folder of a run, with its record.
 
     Args:
-        overrides: what the command line set, for the record.
+        overrides: settings from the command line, for the record.
 
     Raises:
-        ConfigError: the record would not be read back, or the cache is where the run's own files are.
+        ConfigError: the record could not be read back, or the cache overlaps with the run's own files.
     """
 
     def __init__(self, config: Config, overrides: Overrides | None = None) -> None:
@@ -65,7 +65,7 @@ class RunFolder:
         self.path = Path(os.path.abspath(config.train.output_dir))
         cache = Path(os.path.abspath(config.data.cache_dir or self.path / "cache"))
         inside = cache.is_relative_to(self.path) and cache != self.path
-        # What a start writes there; nothing else is ever undone.
+        # The files that a start writes; only these are ever removed.
         self._written = {RESOLVED, FILE_NAME, SAMPLES_NAME, "tensorboard", "wandb"} | (
             {cache.relative_to(self.path).parts[0]} if inside else set()
         )
@@ -77,13 +77,13 @@ class RunFolder:
 
     @contextmanager
     def held(self, is_main: bool = True) -> Iterator[None]:
-        """Hold the folder in the block; before `keep`, an error leaves it as it was.
+        """Lock the folder within the block; an error before `keep` restores it.
 
         Args:
-            is_main: False for a rank that leaves all this to rank 0, and only reads there.
+            is_main: False for a rank that only reads the folder and leaves the rest to rank 0.
 
         Raises:
-            ConfigError: it holds something else than a run of ours. BusyError: another run holds it.
+            ConfigError: it holds something other than a Genesis run. BusyError: another run uses it.
             DiskError: it cannot be used.
         """
         if not is_main:
@@ -111,12 +111,12 @@ class RunFolder:
                 self._remove_levels()
 
     def begin(self) -> None:
-        """Write what the run does where there is no record yet: by it the folder is known as ours."""
+        """Write the record if there is none yet; it identifies the folder as a run's."""
         if self._is_held and not os.path.lexists(self.path / RESOLVED):
             self._write_record()
 
     def keep(self) -> None:
-        """The run starts, as its record now says: from now on an error leaves what there is."""
+        """Write the record and start the run: from now on an error leaves all files in place."""
         if self._is_held:
             self._write_record()
         self._kept = True
@@ -128,14 +128,13 @@ class RunFolder:
         write_file(path, with_overrides(self._config.resolved_yaml(), self.overrides).encode())
 
     def check_previous(self, config: Config, resume: Resume, resume_from: str | None) -> list[Change]:
-        """Refuse to write over a run, to continue none, or to continue one as another; else the settings in which the
-        run that goes on differs from what it was.
+        """Check that the run may start or resume here, and return the settings that differ from the previous run's.
 
         Args:
-            config: the settled one, for the record.
+            config: the settled configuration, for the record.
 
         Raises:
-            ConfigError: with what is there.
+            ConfigError: it would overwrite a run, resume a missing one, or resume one as a different run.
         """
         if not self._is_held:
             return []
@@ -157,7 +156,7 @@ class RunFolder:
                 where="--resume" if resume_from is None else "--resume-from",
                 next="name another train.output_dir"
                 if final
-                else "start it without --resume; --resume=allow goes on where there is a run, and else starts one",
+                else "start it without --resume; --resume=allow resumes a run if there is one, and else starts one",
             )
         if not saved:
             return []
@@ -180,10 +179,10 @@ class RunFolder:
 
 
 def check_is_ours(output: Path) -> None:
-    """Refuse a folder with content that no run of ours made; it is never written to.
+    """Refuse a folder with files that no Genesis run wrote; such a folder is never written to.
 
     Raises:
-        ConfigError: with what was found. DiskError: the folder cannot be listed.
+        ConfigError: it names the files. DiskError: the folder cannot be listed.
     """
     if not output.exists():
         return
@@ -193,7 +192,7 @@ def check_is_ours(output: Path) -> None:
         names = set(os.listdir(output))
     except OSError as error:
         raise disk_error(error, "list", output) from error
-    # A run that was killed before it could write its configuration has left its lock, and perhaps half a file.
+    # A run that was killed before it wrote its configuration leaves its lock, and perhaps a partial file.
     early = {n for n in names if n.startswith(".tmp-update-") or (n == LOCK_NAME and is_lock_file(output / n))}
     if RESOLVED not in names:
         if names - early:
@@ -208,7 +207,7 @@ def check_is_ours(output: Path) -> None:
 
 
 def _check_nothing_to_overwrite(output: Path, names: set[str]) -> None:
-    """Before its first checkpoint a run has written none of these; and its metrics are rows of metrics."""
+    """Refuse files that a run cannot have written before its first checkpoint, and a foreign metrics file."""
     taken = names & _AT_THE_END
     if taken:
         raise _not_ours(output, f"{_listed(taken)}, which a run writes at its end, but no checkpoint")
@@ -216,7 +215,7 @@ def _check_nothing_to_overwrite(output: Path, names: set[str]) -> None:
         try:
             check_metrics(output / FILE_NAME)
         except (DataError, DiskError) as error:
-            raise _not_ours(output, f"its {FILE_NAME} is not that of a run: {error.what}") from None
+            raise _not_ours(output, f"its {FILE_NAME} is not a run's: {error.what}") from None
 
 
 def _listed(names: set[str]) -> str:
@@ -227,7 +226,7 @@ def _listed(names: set[str]) -> str:
 
 def _not_ours(output: Path, found: str) -> ConfigError:
     return ConfigError(
-        f"{escape(output)} holds files of something else than a Genesis run: {found}",
+        f"{escape(output)} holds files that are not a Genesis run's: {found}",
         where="train.output_dir",
         next="name an empty or new folder",
     )
@@ -244,10 +243,10 @@ def _record_bytes(output: Path) -> bytes:
 
 
 def recorded_overrides(output: str) -> dict[str, Override] | None:
-    """What the command line set of the run in `output`; None where there is no run.
+    """Return the command-line settings of the run in `output`, or None if there is no run.
 
     Raises:
-        ConfigError: the folder is not that of a run, or its record cannot be read.
+        ConfigError: the folder is not a run's, or its record cannot be read.
     """
     path = Path(os.path.abspath(output))
     check_is_ours(path)
@@ -257,7 +256,7 @@ def recorded_overrides(output: str) -> dict[str, Override] | None:
 
 
 def _check_cache(config: Config) -> None:
-    """Refuse a cache where the run's own files are, which the run moves and removes."""
+    """Refuse a cache that overlaps with the run's own files, which the run moves and removes."""
     if config.data.cache_dir is None:
         return
     cache, output = (Path(os.path.realpath(p)) for p in (config.data.cache_dir, config.train.output_dir))
@@ -266,7 +265,7 @@ def _check_cache(config: Config) -> None:
     first = next(iter(cache.relative_to(output).parts), "")
     if not first or first.startswith((".", "checkpoint-", "abandoned-")) or first in ("tensorboard", "wandb"):
         raise ConfigError(
-            f"data.cache_dir {escape(config.data.cache_dir)} is where the run keeps its own files",
+            f"data.cache_dir {escape(config.data.cache_dir)} overlaps with the run's own files",
             where="data.cache_dir",
-            next="leave it out for `cache` in train.output_dir, or name a folder of its own",
+            next="remove it to use `cache` in train.output_dir, or name a separate folder",
         )

@@ -1,4 +1,4 @@
-"""What `model.dtype`, `lora.init_from` and a model's own files mean for a run, before anything is built or recorded."""
+"""Resolves `model.dtype`, `lora.init_from` and a model's own files for a run, before anything is built or recorded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from genesis_models.folder import stored_dtype
 from genesis_models.source import hub_advice, newest_checkpoint
 from genesis_models.weights import AUTO, WeightType, weight_type
 
-# Settings that may differ from those of the adapter in `lora.init_from`: they change nothing that was trained.
+# Settings that may differ from the adapter's in `lora.init_from`: they do not change what was trained.
 FREE = ("dropout",)
 
 
 def settled(config: Config, device: Device, record: Path | None = None) -> tuple[Config, WeightType]:
-    """`config` with the type that its `model.dtype` means on `device`, and that type with the reason for it; and with
-    the settings of the adapter that `lora.init_from` names; and with what the model's generation_config.json says about
-    how samples are drawn, for the settings of `eval` that were not given.
+    """Return `config` with its derived settings, and the weight dtype with its reason.
+
+    "auto" in `model.dtype` becomes the dtype for `device`. Absent `lora` settings come from the adapter in
+    `lora.init_from`, and absent sampling settings of `eval` from the model's generation_config.json.
 
     Args:
-        record: the resolved configuration of the run that is resumed: "auto" is the type that it has there.
+        record: resolved configuration of the resumed run, which decides "auto".
 
     Raises:
         ModelError: the model's folder or the adapter cannot be read. ConfigError: the record is malformed, or settings
@@ -50,7 +51,7 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
     model, lora, eval_ = config.model.model_copy(update={"dtype": found.name}), config.lora, config.eval
     if lora is not None:
         lora = _filled_lora(lora, None if recorded is None else recorded.lora)
-    if path is not None:  # which says how its texts are drawn, where the configuration does not
+    if path is not None:  # its generation_config.json has defaults for sampling
         drawn = file_drawing([Path(path)])
         names = {"temperature", "top_k", "top_p"} & drawn.keys() - eval_.model_fields_set
         eval_ = eval_.model_copy(update={name: drawn[name] for name in names})
@@ -58,13 +59,13 @@ def settled(config: Config, device: Device, record: Path | None = None) -> tuple
 
 
 def _filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
-    """`lora` with what it leaves to the adapter in `init_from`.
+    """Return `lora` with absent settings from the adapter in `init_from`.
 
     Args:
-        recorded: of the run that is resumed, which has them already.
+        recorded: settings of the resumed run, which are complete.
 
     Raises:
-        ConfigError: a setting contradicts the adapter's. ModelError: that is no adapter.
+        ConfigError: a setting contradicts the adapter's. ModelError: `init_from` is not an adapter.
     """
     if lora.init_from is None:
         return lora
@@ -73,20 +74,20 @@ def _filled_lora(lora: LoraConfig, recorded: LoraConfig | None) -> LoraConfig:
     else:
         found = _settings_of_adapter(lora.init_from)
 
-    def in_order(value: Any) -> Any:  # lists of names are sets
+    def in_order(value: Any) -> Any:  # the order of names does not matter
         return sorted(value) if isinstance(value, list) else value
 
     for key in LORA:
         given = getattr(lora, key)
         if given is not None and key not in FREE and in_order(given) != in_order(found[key]):
-            what = f"lora.{key} is {show(given)}, and that of the adapter in lora.init_from {show(found[key])}"
-            next = f"remove lora.{key}: training goes on with what the adapter has"
+            what = f"lora.{key} is {show(given)}, but the adapter in lora.init_from has {show(found[key])}"
+            next = f"remove lora.{key}: training continues with the adapter's value"
             raise ConfigError(what, where=escape(lora.init_from), next=next)
     return lora.model_copy(update={key: found[key] for key in LORA if getattr(lora, key) is None})
 
 
 def _settings_of_adapter(folder: str) -> dict[str, Any]:
-    """Those of the adapter that training starts from. Raises: ModelError, with what the folder is instead."""
+    """Return the settings of the adapter from which training starts. Raises: ModelError: it says what the folder is."""
     try:
         adapter = read_adapter(folder)
     except ModelError as error:

@@ -1,4 +1,4 @@
-"""A conversation with a model: messages, answers, and what its commands do. It knows no terminal."""
+"""A conversation with a model: messages, answers and commands. It does not depend on a terminal."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from genesis_cli.session.phrases import phrased_for
 from genesis_models.engine import Finish, Request, Sampling
 from genesis_models.source import find_source
 
-LARGEST = 64 << 20  # bytes of a file for `load`
+LARGEST = 64 << 20  # the most bytes of a file for `load`
 SYSTEM = ("system", "developer")
 
 
 class Talk:
-    """Messages to a model and its answers. Without a chat template each text is continued as it is, after all before.
+    """Messages to a model and its answers. Without a chat template the model continues all text so far.
 
     Args:
-        max_tokens: the most of an answer.
-        system: the first message.
+        max_tokens: the most tokens of an answer.
+        system: system message.
 
     Attributes:
-        messages: so far.
-        finish: why the last answer ended; None where it was stopped.
-        tokens: of the last answer.
+        messages: messages so far.
+        finish: why the last answer ended; None if it was stopped.
+        tokens: number of the last answer's tokens.
 
     Raises:
         UsageError: a system message for a model without a template.
@@ -59,27 +59,27 @@ class Talk:
         return content_text(first) if first is not None and first["role"] in SYSTEM else None
 
     def set_system(self, text: str) -> None:
-        """Make `text` the system message of the whole conversation; an empty one takes it away. Raises: UsageError."""
+        """Make `text` the system message of the whole conversation; an empty text removes it. Raises: UsageError."""
         if self._speaker.template is None:
-            what = "the model has no chat template, and so no system message"
+            what = "the model has no chat template, so it accepts no system message"
             raise UsageError(what, next="put it in front of your text")
         rest = self.messages if self.system is None else self.messages[1:]
         self.messages = [{"role": "system", "content": text}, *rest] if text else rest
 
     def reset(self) -> None:
-        """Forget all but the system message."""
+        """Remove all messages except the system message."""
         self.messages = [] if self.system is None else self.messages[:1]
 
     def say(self, text: str) -> Iterator[str]:
-        """Add a message; the answer, piece by piece, which is kept as far as it came.
+        """Add a message, and yield the answer piece by piece; what was received of it is kept.
 
         Raises:
-            UsageError: the context is full. DataError: the template refuses the messages. The message is taken back.
+            UsageError: the context is full. DataError: the template refuses the messages. The message is removed again.
         """
         return self._answer([*self.messages, {"role": "user", "content": _plain(text)}])
 
     def regenerate(self) -> Iterator[str]:
-        """Another answer instead of the last. Raises: UsageError where there is none, and as `say`."""
+        """Yield another answer in place of the last. Raises: UsageError: there is none; and as in `say`."""
         asked = self.messages[:-1] if self.messages and self.messages[-1]["role"] == "assistant" else self.messages
         if not asked or asked[-1]["role"] in SYSTEM:
             raise UsageError("there is no message to answer", next="write one")
@@ -87,7 +87,7 @@ class Talk:
 
     def _answer(self, asked: list[Message]) -> Iterator[str]:
         text, self.finish, self.tokens = "", None, 0
-        # another draw of the same seed for each answer
+        # `sequence` makes each answer a different draw of the same seed.
         request = Request(self._ids(asked), self._sampling, self._max_tokens, self._speaker.ends, sequence=self._drawn)
         self._drawn += 1
         try:
@@ -104,47 +104,47 @@ class Talk:
         return self._speaker.encode(Conversation(tuple(messages)))
 
     def size(self) -> tuple[int, int]:
-        """Tokens of the conversation as the next answer would see it, and those of the model's context."""
+        """Return the tokens of the conversation before the next answer, and the tokens of the model's context."""
         return len(self._ids(self.messages)) if self.messages else 0, self._speaker.model.config.context_length
 
     def save(self, path: str) -> None:
-        """Write the messages as a record of JSONL, which can be loaded, and trained on.
+        """Write the messages as a JSONL record, which can be loaded and trained on.
 
         Raises:
-            UsageError: no message, or a file that is another's. DiskError: it cannot be written.
+            UsageError: there is no message, or the file exists already. DiskError: it cannot be written.
         """
         if not self.messages:
             raise UsageError("there are no messages to save", next="write one")
         with boundary(DiskError, "saving the chat", path):
             is_there = exists(path)
         if is_there and os.path.abspath(path) != self._own_file:
-            raise UsageError(f"{escape(path)} exists", next="give another name")
+            raise UsageError(f"{escape(path)} exists already", next="give another name")
         write_file(path, (json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n").encode())
         self._own_file = os.path.abspath(path)
 
     def load(self, path: str) -> None:
-        """Go on with the messages of a file, which replace those so far.
+        """Replace the messages with a file's.
 
         Raises:
-            DataError: there is no such file, or it is no conversation.
+            DataError: the file does not exist, or is not a conversation.
         """
         data = read_limited(path, LARGEST, DataError)
         try:
             value = parse_object(data, where=escape(path))
         except ModelError as error:
-            what = f"the file is no JSON object: {error.what}"
+            what = f"the file is not a JSON object: {error.what}"
             raise DataError(what, where=escape(path), next="load what /save wrote") from error
         if "messages" not in value:
             raise DataError('the file has no "messages"', where=escape(path), next="load what /save wrote")
         messages = [*read_messages(value["messages"], Position(path, 1))]
         if self._speaker.template is None and any(each["role"] in SYSTEM for each in messages):
-            what = "the file has a system message, and the model no chat template"
-            raise DataError(what, where=escape(path), next="take it out")
+            what = "the file has a system message, but the model has no chat template"
+            raise DataError(what, where=escape(path), next="remove it")
         self.messages, self._own_file = messages, os.path.abspath(path)
 
 
 def _plain(text: str) -> str:
-    """The text without NUL, which a model of bytes may draw and no record may hold: a saved one could not be loaded."""
+    """Return the text without NUL: byte-level models may draw it, but a record with it could not be loaded again."""
     return text.replace("\0", "\ufffd")
 
 
@@ -161,12 +161,12 @@ def talk(
     kv_cache: Literal["auto", "fp8"],
     **drawing: Any,
 ) -> Iterator[Talk]:
-    """A conversation with the model in `folder`; a line says what that is. `drawing` is as of `chosen_sampling`."""
+    """Open a conversation with the model in `folder`, which a line reports; `drawing` is as in `chosen_sampling`."""
     with phrased_for(GENERATE, memory=GENERATE_MEMORY), ExitStack() as stack:
         source, console = find_source(folder, base), Output(sys.stderr)
         speaker = stack.enter_context(Speaker(source, device=device, dtype=dtype, kv_cache=kv_cache))
         console.line(str(source))
         sampling = chosen_sampling(source, drawing, seed, console)
         if speaker.template is None:
-            console.line("it has no chat template: your text is continued as it is")
+            console.line("the model has no chat template: it continues your text")
         yield Talk(speaker, sampling, max_tokens, system)

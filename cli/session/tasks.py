@@ -25,9 +25,9 @@ from genesis_models.generate import engine_for
 Match = Literal["exact", "number", "regex"]
 MATCHES: tuple[Match, ...] = ("exact", "number", "regex")
 EXAMPLES = 'write a line as {"prompt": "2 + 2 =", "answer": "4"} or {"prompt": "…", "choices": ["a", "b"], "answer": 1}'
-MEMORY = "choose --dtype bf16, lower --max-tokens, or take a smaller model"
+MEMORY = "choose --dtype bf16, lower --max-tokens, or use a smaller model"
 OPTIONS = COMMON | {"data.train": "--task", "data.template": "--template"}
-Scored = tuple[list[int], int]  # the ids of a question and a choice, and where the choice begins
+Scored = tuple[list[int], int]  # the ids of a question and a choice, and the position of the choice
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -37,8 +37,8 @@ class Item:
 
     Attributes:
         asked: a text that the answer continues, or a conversation that it answers.
-        choices: of which one is right; None where the answer is generated.
-        answer: the number of the right choice, or what the generated text must match.
+        choices: possible answers; None if the answer is generated.
+        answer: index of the right choice, or what the generated text must match.
         where: its file and line.
     """
 
@@ -49,7 +49,7 @@ class Item:
 
 
 def read_items(path: str, match: Match) -> list[Item]:
-    """The items of a JSONL file. Raises: DataError, with file, line and field."""
+    """Read the items of a JSONL file. Raises: DataError: it names file, line and field."""
     return [_item(*line, match) for line in read_lines(path, "items", EXAMPLES)]
 
 
@@ -62,21 +62,21 @@ def _item(value: Mapping[str, Any], position: Position, where: str, match: Match
     elif isinstance(value["prompt"], str) and (value["prompt"] or value.get("choices")):
         asked = value["prompt"]
     else:
-        raise DataError("the prompt is no text, or an empty one", where=f"{where}: prompt", next=EXAMPLES)
+        raise DataError("the prompt is not a text, or is empty", where=f"{where}: prompt", next=EXAMPLES)
     answer, choices = value.get("answer"), value.get("choices")
     if choices is None:
         if not isinstance(answer, str) or (match == "regex" and not _is_pattern(answer)):
             kind = "pattern" if match == "regex" else "text"
-            raise DataError(f"the answer is no {kind}", where=f"{where}: answer", next=EXAMPLES)
+            raise DataError(f"the answer is not a {kind}", where=f"{where}: answer", next=EXAMPLES)
         if match == "number" and _number(answer) is None:
-            raise DataError("the answer holds no number", where=f"{where}: answer", next="choose another --match")
+            raise DataError("the answer has no number", where=f"{where}: answer", next="choose another --match")
         return Item(asked, None, answer, where)
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(each, str) and each for each in choices):
-        raise DataError("the choices are no list of two or more texts", where=f"{where}: choices", next=EXAMPLES)
+        raise DataError("the choices are not a list of two or more texts", where=f"{where}: choices", next=EXAMPLES)
     if isinstance(answer, str) and choices.count(answer) == 1:
         answer = choices.index(answer)
     if type(answer) is not int or not 0 <= answer < len(choices):
-        raise DataError("the answer is no choice, nor the number of one", where=f"{where}: answer", next=EXAMPLES)
+        raise DataError("the answer is neither a choice nor its number", where=f"{where}: answer", next=EXAMPLES)
     return Item(asked, tuple(choices), answer, where)
 
 
@@ -96,8 +96,8 @@ def _number(text: str) -> float | None:
 def matches(text: str, answer: str, match: Match) -> bool:
     """Whether a generated text is right.
 
-    "exact": the same but for white space around it. "number": the last number of both is the same. "regex": the
-    pattern is found in it.
+    "exact": both are equal except for surrounding white space. "number": the last numbers of both are equal. "regex":
+    the text contains a match of the pattern.
     """
     if match == "exact":
         return text.strip() == answer.strip()
@@ -120,18 +120,18 @@ def evaluate_task(
     template: str | None = None,
     strict: bool = False,
 ) -> tuple[dict[str, float | int], list[dict[str, Any]]]:
-    """How many questions a model answers: figures, and a row for each item.
+    """Return the share of questions that a model answers as metrics, and a row for each item.
 
     A choice's score is the sum of its ids' log-probabilities after the question; `task/accuracy_by_length` divides it
-    by the choice's characters. Texts are generated greedily. A question that does not fit into the context is cut from
-    the left, as lm-eval does, and counted.
+    by the choice's characters. Texts are generated greedily. A question that exceeds the context is cut from the left,
+    as in lm-eval, and counted.
 
     Args:
         template: `chatml`, or a file or folder with the chat template, instead of the model's own.
-        strict: refuse a question that does not fit.
+        strict: refuse a question that exceeds the context.
 
     Raises:
-        DataError: the file, or an item that does not fit. UsageError: no such way to match.
+        DataError: the file is malformed, or an item does not fit. UsageError: `match` is unknown.
     """
     with phrased_for(OPTIONS, memory=MEMORY):
         how = next((each for each in MATCHES if each == match), None)
@@ -171,13 +171,13 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
 
 
 def _asked(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored], int]:
-    """The ids to score or to continue, and how many were cut from the left of the longest of them.
+    """Return the ids to score or to continue, and how many were cut from the left of the longest.
 
-    As in lm-eval a choice leaves the rest of the context to its question, and so does an answer of `max_tokens`, which
-    takes half of the context at the most.
+    As in lm-eval, a choice leaves the rest of the context to its question. So does an answer of `max_tokens`, which
+    takes at most half of the context.
 
     Raises:
-        DataError: a choice alone is longer than the context.
+        DataError: a choice alone exceeds the context.
     """
     longest = speaker.model.config.context_length
     if item.choices is None:
@@ -187,18 +187,18 @@ def _asked(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored],
         sequences, room = [_pair(speaker, item, choice) for choice in item.choices], longest + 1
         for number, (ids, begin) in enumerate(sequences):
             if len(ids) - begin > longest:
-                what = f"the choice has {len(ids) - begin:,} tokens, and the model's context holds {longest:,}"
+                what = f"the choice has {len(ids) - begin:,} tokens, but the model's context holds {longest:,}"
                 raise DataError(what, where=f"{item.where}: choices[{number}]", next="shorten it")
     kept = [(ids[-room:], begin - max(len(ids) - room, 0)) for ids, begin in sequences]
     return kept, max(0, *(len(ids) - room for ids, _ in sequences))
 
 
 def _pair(speaker: Speaker, item: Item, choice: str) -> Scored:
-    """The ids of a question and a choice, and where the choice begins: where the question's own ids end.
+    """Return the ids of a question and a choice, and the position of the choice: the end of the question's own ids.
 
-    This is lm-eval's rule. White space at the end of a text belongs to the choice, as tokenizers have it at the
-    beginning of words. Where the tokenizer merges the question's end with all of the choice, the choice is encoded
-    apart, since a score of no ids would be certainty. A chat's prompt is always encoded apart, as in training.
+    This is lm-eval's rule. White space at the end of a text belongs to the choice, because tokenizers put it at the
+    beginning of words. If the tokenizer merges the question's end with the whole choice, the choice is encoded
+    separately: no ids would score as certain. A chat's prompt is always encoded separately, as in training.
     """
     added: list[int] = []
     if isinstance(item.asked, Conversation):

@@ -1,6 +1,6 @@
-"""`genesis train`: settle what the configuration means here, build the run, restore a checkpoint, train, finish.
+"""`genesis train`: resolve the configuration for this machine, build the run, restore a checkpoint, train, finish.
 
-`tests/train/config_walk.py` follows the configuration through the files that take part.
+`tests/train/config_walk.py` follows the configuration through the participating files.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def train(
     resume_from: str | None = None,
     overrides: Overrides | None = None,
 ) -> Summary:
-    """Train as `config` says and leave the run in `train.output_dir`.
+    """Train with `config`, and leave the run in `train.output_dir`.
 
     Args:
-        resume: go on from the newest checkpoint there; "allow" starts a run where there is none.
-        resume_from: the name of an older checkpoint to go on from.
-        overrides: those that `config` has in it, for the run's record.
+        resume: continue from the newest checkpoint; "allow" starts a run if there is none.
+        resume_from: name of an older checkpoint from which to continue.
+        overrides: settings in `config` that the command line gave, for the run's record.
 
     Raises:
-        GenesisError: of the class that names what is wrong; see `genesis.errors`.
+        GenesisError: its class names what is wrong; see `genesis.errors`.
     """
     folder = RunFolder(config, overrides)
     with (
@@ -118,10 +118,10 @@ def _train(
     interrupts: Interrupts,
     ranks: Ranks,
 ) -> Summary:
-    """`train` on one of the ranks: rank 0 holds the folder, and does first what others find done then."""
+    """Run `train` on one rank; rank 0 holds the folder, and does first what the others then find done."""
     device = resolve_device(config.train.device, ranks)
     with folder.held(ranks.is_main), arithmetic(config, ranks):
-        # Settle what the configuration means here, and refuse at once what cannot be trained or does not fit.
+        # Resolve the configuration for this machine, and refuse at once what cannot be trained or does not fit.
         with ranks.main_first("folder"):
             asks = bool(resume) or resume_from is not None
             config, dtype = settled(config, device, folder.path / RESOLVED if asks else None)
@@ -139,7 +139,7 @@ def _train(
         compile_samples(config, shape, sampling, device)
         # Build the run, at the beginning or at a checkpoint.
         encoders = EncoderFactory(config.data, config.model.path)
-        with ranks.main_first("data"):  # the others find it in the cache
+        with ranks.main_first("data"):  # the others read it from the cache
             data = prepare_data(config, shape, console, encoders=encoders)
         chat = encoders.learned(data.train, data.tokenizer, data.report.formats)
         model = make_model(config, shape, data.tokenizer, device, previous)
@@ -167,7 +167,7 @@ def _train(
 
 @contextmanager
 def advised(config: Config) -> Iterator[None]:
-    """Names a run's own settings where what ran out of memory could not know them."""
+    """Add the run's own settings to the advice of out-of-memory errors that lack it."""
     try:
         yield
     except OutOfMemoryError as error:
@@ -180,7 +180,7 @@ def advised(config: Config) -> Iterator[None]:
 
 @contextmanager
 def arithmetic(config: Config, ranks: Ranks = ALONE) -> Iterator[None]:
-    """Computes as `train.tf32` and `train.threads` say; the ranks of a host share its cores."""
+    """Apply `train.tf32` and `train.threads` within the block; the ranks of a host share its cores."""
     before = cuda.allow_tf32.set(config.train.tf32)
     count = config.train.threads
     if count is None and ranks.size > 1:
@@ -194,7 +194,7 @@ def arithmetic(config: Config, ranks: Ranks = ALONE) -> Iterator[None]:
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """As many threads for matmuls as for the rest: how BLAS splits a matmul decides its last bits."""
+    """Use `count` threads for BLAS and for everything else; how BLAS splits a matmul decides its last bits."""
     if count is None:
         yield
         return
@@ -208,7 +208,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 def same_settings(ranks: Ranks, config: Config) -> Config:
-    """Rank 0's settings, which may have come from the run that is resumed."""
+    """Return rank 0's settings, which may come from the resumed run."""
     text = ranks.from_main("settings", config.resolved_yaml())
     return config if ranks.is_main else parse_config(text.encode(), "what rank 0 settled")
 
@@ -222,7 +222,7 @@ def announce(
     memory: str | None,
     console: Output,
 ) -> None:
-    """What is about to happen, in a few lines."""
+    """Print what is about to happen in a few lines."""
     chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {parameter_count(model.config):,} parameters, {dtype}")
@@ -233,7 +233,7 @@ def announce(
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
-    if config.model.path is not None and config.eval.prompts:  # whose generation_config.json may say how they are drawn
+    if config.model.path is not None and config.eval.prompts:  # generation_config.json may have sampling settings
         folders = [Path(config.model.path)]
         found = file_drawing(folders)
         given = {name: value for name in found if (value := getattr(config.eval, name, found[name])) != found[name]}
@@ -251,7 +251,7 @@ def announce(
     console.line(f"data: {size} {vocabulary}{sample_counts(train)}; {held_out}")
     if count := data.report.defects.total:
         first = escape(next(iter(data.report.defects.examples.values()), ""))
-        console.line(f"data: {count:,} record{'s' * (count != 1)} left out; the first: {first}")
+        console.line(f"data: {count:,} record{'s' * (count != 1)} skipped; the first: {first}")
     if (warning := unused_settings(config, data.train)) is not None:
         console.line(warning)
 
@@ -270,12 +270,12 @@ def assemble(
     chat: ChatFormat = TEXTS,
     ranks: Ranks = ALONE,
 ) -> Training:
-    """The training loop's parts, at step 0.
+    """Return the parts of the training loop, at step 0.
 
     Args:
-        base: of adapters; without it nothing can be saved.
-        chat: the format of chats that the model learns.
-        ranks: who trains it; only rank 0 writes metrics.
+        base: base of adapters; required for saving them.
+        chat: chat format that the model learns.
+        ranks: ranks of the run; only rank 0 writes metrics.
     """
     output = Path(config.train.output_dir)
     loader = PackedLoader(
@@ -334,7 +334,7 @@ def assemble(
 
 
 def sample_drawing(config: Config) -> Sampling:
-    """How the tokens of a run's samples are drawn."""
+    """Return the sampling settings of a run's samples."""
     settings, path = config.eval, config.model.path
     drawn = {} if path is None else file_drawing([Path(path)])
     more = {name: drawn[name] for name in ("min_p", "repetition_penalty") if name in drawn}
@@ -344,11 +344,11 @@ def sample_drawing(config: Config) -> Sampling:
 def sample_prompts(
     config: Config, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
 ) -> tuple[list[list[int]], frozenset[int]]:
-    """The ids of a run's `eval.prompts`, which are a user's messages where the run has a template, and the template's
-    ends of turn.
+    """Return the ids of a run's `eval.prompts`, and the template's ends of turn. With a template, the prompts are a
+    user's messages.
 
     Raises:
-        ConfigError: a prompt that fills the context. DataError: one that the template cannot render.
+        ConfigError: a prompt fills the context. DataError: the template cannot render one.
     """
     encoded, prompts = list[list[int]](), config.eval.prompts
     with ExitStack() as stack:
@@ -360,7 +360,7 @@ def sample_prompts(
             else:
                 ids = tokenizer.prompt(prompt, parse_special=config.data.parse_special)
             if len(ids) >= context:
-                what = f"the prompt has {len(ids):,} tokens, the model's context holds {context:,}"
+                what = f"the prompt has {len(ids):,} tokens, but the model's context holds {context:,}"
                 raise ConfigError(what, where=where, next="shorten it")
             encoded.append(ids)
         return encoded, frozenset(() if chats is None else chats.end_of_turn_ids)
@@ -376,12 +376,12 @@ def sample_texts(
     stop: frozenset[int],
     goes_on: Callable[[], bool],
 ) -> list[str]:
-    """The continuations of a run's prompts, which run together; each is what `genesis generate` makes of its prompt.
+    """Return the continuations of a run's prompts, which run together; each equals the result of `genesis generate`.
 
     Args:
         count: the most tokens of each.
-        stop: the ids that end a text.
-        goes_on: asked before each token; where it says no, the texts end.
+        stop: ids that end a text.
+        goes_on: called before each token; the texts end when it returns False.
     """
     requests = [Request(each, sampling, count, stop) for each in prompts]
     texts = [""] * len(prompts)
@@ -394,14 +394,14 @@ def sample_texts(
 def _restore(
     training: Training, resume: Resume, resume_from: str | None, changed: list[Change], console: Output
 ) -> None:
-    """Go back to a checkpoint where one is asked for; rank 0 says to which, and which settings are other ones now."""
+    """Restore a requested checkpoint; rank 0 prints which, and which settings have changed."""
     checkpoints, ranks = training.checkpoints, training.state.ranks
     step = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
     step = ranks.from_main("resumed", step)
     if step is not None:
         before = checkpoints.load(training.state, step)
         if ranks.is_main:
-            check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything is changed there
+            check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything in the folder changes
         training.continue_at(step)
         if not ranks.is_main:
             return
@@ -411,7 +411,7 @@ def _restore(
         keys = {change.key for change in changed}
         if "optim.lr" in keys and step < training.steps:
             rate = f"optim.lr is {training.config.optim.lr:g} from step {step + 1} on"
-            console.line(f"{rate}; optim.schedule goes on where it was")
+            console.line(f"{rate}; optim.schedule continues from its position")
         if {"train.steps", "train.epochs"} & keys:
             console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
         if training.device == CPU and before is not None and before != threads():
@@ -425,13 +425,13 @@ def _restore(
 
 
 def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str | None) -> int | None:
-    """The step of the checkpoint to go on from, None for a run from the beginning."""
+    """Return the step of the checkpoint from which to continue, or None for a new run."""
     checkpoints = training.checkpoints
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
     if resume_from is not None:
         name, is_best = Path(resume_from).name, resume_from == BEST and bool(found)
-        if is_best:  # the newest checkpoint knows which it is
+        if is_best:  # the newest checkpoint records which one is the best
             _check_owner(checkpoints, found[-1])
             best = checkpoints.best(found[-1]).step
             _check_owner(checkpoints, best)
@@ -439,14 +439,14 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
         by_name = {checkpoints.folder(s).name: s for s in found}
         if name not in by_name:
             listed = ", ".join(by_name) or "none"
-            which = "checkpoint of the best evaluation" if is_best else escape(name)
-            raise ConfigError(f"there is no {which}; complete checkpoints: {listed}", where="--resume-from")
+            which = "the checkpoint of the best evaluation" if is_best else escape(name)
+            raise ConfigError(f"{which} does not exist; complete checkpoints: {listed}", where="--resume-from")
         step = by_name[name]
     elif step is not None:
         _check_owner(checkpoints, step)
     if step is not None and step > training.steps:
         raise ConfigError(
-            f"the checkpoint is of step {step}, the run ends at step {training.steps}",
+            f"the checkpoint is at step {step}, but the run ends at step {training.steps}",
             where="train.steps",
             next="raise train.steps, or name an older checkpoint with --resume-from",
         )
@@ -454,17 +454,17 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
 
 
 def _check_owner(checkpoints: Checkpoints, step: int) -> None:
-    check_owner(checkpoints.folder(step), next="name the checkpoint to go on from with --resume-from, or remove it")
+    check_owner(checkpoints.folder(step), next="name a checkpoint with --resume-from, or remove this one")
 
 
 def _finish(config: Config, training: Training, held_out: HeldOut | None, summary: Summary, console: Output) -> None:
-    """The final model at the root of the run, the loss picture, and the summary."""
+    """Write the final model to the root of the run, the loss picture, and the summary."""
     output = Path(config.train.output_dir)
     if config.checkpoint.save_final:
         with FolderUpdate(output) as folder:
             training.checkpoints.write_model(folder, Snapshot.of(training.state))
             folder.write(TRAINER, indented_bytes({**training.state.counters(), "state_hash": training.state_hash}))
-    try:  # a run is complete without it
+    try:  # a run is complete without the picture
         loss_picture(output)
     except InterruptedRun:
         raise
@@ -477,8 +477,8 @@ def _finish(config: Config, training: Training, held_out: HeldOut | None, summar
         best, step = summary.best, training.state.step
         lowest = f"eval/loss was lowest at step {best.step} ({best.loss:.4f})"
         lowest = lowest if best.step >= 0 else "no eval/loss was a finite number"
-        kept = "" if config.checkpoint.best or step == best.step else "; checkpoint.best=true keeps that of the lowest"
-        console.line(f"{lowest}; the {what} in {output} is that of step {step}{kept}")
+        kept = "" if config.checkpoint.best or step == best.step else "; checkpoint.best=true keeps the lowest"
+        console.line(f"{lowest}; the {what} in {output} is from step {step}{kept}")
 
 
 def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, what: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`genesis validate`: everything that training checks before its first step, without training and without writing."""
+"""`genesis validate`: checks everything that training checks before its first step, without training or writing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from genesis_models.registry import parameter_count
 
 
 def validate(config: Config, *, console: Output) -> None:
-    """Check what `train` would use, without training and without writing: device, model, memory, data, tokenizer."""
+    """Check device, model, memory, data and tokenizer of a run, without training and without writing."""
     folder = RunFolder(config)
     device = resolve_device(config.train.device)
     check_is_ours(folder.path)

@@ -74,22 +74,22 @@ RESUME = ("train", "HERE/config.yaml", "train.output_dir=HERE/run", "train.steps
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 USER, NO_ROLE, ROBOT = {"role": "user", "content": "2"}, {"content": "two"}, {"role": "robot", "content": "two"}
 SKIP = "or leave such documents out with data.on_error=skip"
-NOT_THE_BASE = "the model in HERE/other is not the base of this adapter, which was in HERE/base: its sha256 begins "
+NOT_THE_BASE = "the model in HERE/other is not the base of this adapter, which was in HERE/base: its sha256 "
 BAD = {
     "a base model that moved": Bad(
         RESUME,
         5,
-        "the base model of the run is not in HERE/base: there is no folder HERE/base",
+        "the base model of the run is not in HERE/base: the folder HERE/base does not exist",
         "HERE/run/checkpoint-1",
-        "put it back, or name its folder: model.path=FOLDER",
+        "restore it, or name its folder: model.path=FOLDER",
         moved,
     ),
     "a base model that moved, named wrongly": Bad(
         (*RESUME, "model.path=HERE/elsewhere"),
         5,
-        "the base model of the run is not in HERE/elsewhere, and the run began with it in HERE/base",
+        "the base model of the run is not in HERE/elsewhere; the run began with it in HERE/base",
         "HERE/run/checkpoint-1",
-        "put it back, or name its folder: model.path=FOLDER",
+        "restore it, or name its folder: model.path=FOLDER",
         moved,
     ),
     "a base model that changed": Bad(
@@ -97,15 +97,15 @@ BAD = {
         5,
         NOT_THE_BASE,
         "HERE/run/checkpoint-1",
-        "name the folder of that base, wherever it is now: model.path=FOLDER",
+        "name the current folder of that base: model.path=FOLDER",
         changed,
     ),
     "an export onto a folder that is not ours": Bad(
         ("export", "HERE/run", "--out", "HERE/notes"),
         3,
-        "HERE/notes holds files of something else than an export",
+        "HERE/notes holds files of not an export's",
         "--out",
-        "name a new or an empty folder",
+        "name a new or empty folder",
         notes,
     ),
     "a template that raises": Bad(
@@ -183,7 +183,7 @@ BAD = {
     "an adapter that does not fit": Bad(
         (*TRAIN, "model.path=HERE/other", "lora={init_from: HERE/run}"),
         5,
-        "layers.0.mlp.gate_proj.lora_B.weight has shape (32, 4), the layer and its rank say (48, 4)",
+        "layers.0.mlp.gate_proj.lora_B.weight has shape (32, 4), but the layer and its rank need (48, 4)",
         "HERE/run/adapter_model.safetensors",
         "use the adapter with the base that it was trained on",
         wider,
@@ -193,7 +193,7 @@ BAD = {
         5,
         NOT_THE_BASE,
         "HERE/run",
-        "name the folder of that base, wherever it is now: --base=FOLDER",
+        "name the current folder of that base: --base=FOLDER",
         wider,
     ),
 }

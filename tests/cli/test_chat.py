@@ -92,7 +92,7 @@ def test_commands(chat_model: Path, asked: list[Request], monkeypatch: pytest.Mo
         ]
     }
     assert other.read_text() == "{}\n"
-    for wanted in (f"{other} exists", "loaded 5 messages", 'the file has no "messages"', "/nope is no command",
+    for wanted in (f"{other} exists", "loaded 5 messages", 'the file has no "messages"', "/nope is not a command",
                    "a file is missing"):  # fmt: skip
         assert wanted in told, wanted
 
@@ -117,8 +117,8 @@ def test_a_full_context_takes_the_message_back(chat_model: Path, monkeypatch: py
     assert code == 0 and first == "0 of 128 tokens" and answer
     assert int(last.split()[0]) > 10
     assert "the model's context holds 128" in told and "there is no message to answer" in told
-    assert "/reset begins a new conversation" in told and "shorten it" not in told
-    assert "cut after 4 tokens" in told
+    assert "/reset starts a new conversation" in told and "shorten it" not in told
+    assert "cut off after 4 tokens" in told
 
 
 def test_a_model_without_a_template_continues_text(
@@ -128,7 +128,7 @@ def test_a_model_without_a_template_continues_text(
     (folder / "chat_template.jinja").unlink()
     code, out, told = said(monkeypatch, folder, "some", " words", "/system S")
     assert (code, out) == (0, "number 1\nnumber 2\n")
-    assert "no chat template: your text is continued as it is" in told and "no system message" in told
+    assert "no chat template: it continues your text" in told and "no system message" in told
     assert turns(folder, asked) == [f"<|endoftext|>{text}" for text in ("some", "somenumber 1 words")]
     assert said(monkeypatch, folder, "a", words=("--system", "S"))[0] == 2
 
@@ -179,6 +179,6 @@ def test_every_command_that_is_listed_does_something() -> None:
     for name in {name.split()[0] for name in chat_module.COMMANDS} - {"/quit"}:
         talk = MagicMock()
         talk.size.return_value = 1, 2
-        chat_module._one(talk, f"{name} word", MagicMock(), MagicMock())
-    with pytest.raises(UsageError, match="is no command"):
-        chat_module._one(MagicMock(), "/other", MagicMock(), MagicMock())
+        chat_module._process(talk, f"{name} word", MagicMock(), MagicMock())
+    with pytest.raises(UsageError, match="is not a command"):
+        chat_module._process(MagicMock(), "/other", MagicMock(), MagicMock())

@@ -86,7 +86,7 @@ def test_chats_are_shown_with_what_is_learned_of_them(model: Path, tmp_path: Pat
     assert code == 0, told
     lines = out.splitlines()
     assert lines[1].startswith("1 of 3 samples have more than 96 tokens and are left out; the first: ")
-    assert lines[2].endswith("such as <|endoftext|>; it is read as plain text"), "no setting makes tokens of it"
+    assert lines[2].endswith("such as <|endoftext|>; it is treated as plain text"), "no setting makes tokens of it"
     assert "formats: 2 alpaca, 1 messages" in lines and "weights: an epoch has about 3 samples" in lines
     asked = "<|im_start|>user\na <|im_end|>\n\\<|endoftext|>?<|endoftext|>\n<|im_start|>assistant\n"
     shown = f"{asked}[[some words<|endoftext|>]]"
@@ -177,7 +177,7 @@ def test_a_long_sample_is_cut_short(model: Path, tmp_path: Path) -> None:
         (("texts.jsonl", "--model", "MODEL", "--samples", "-1"), 2, "--samples"),
         (("texts.jsonl", "--model", "MODEL", "data.too_long=fail", "--seq-len", "8"), 4, "more than the 8"),
         (("texts.jsonl", "--model", "MODEL", "data.too_long=drop", "--seq-len", "4"), 4, "no sample of data.train"),
-        (("absent.yaml",), 3, "no such file or recipe"),
+        (("absent.yaml",), 3, "the file or recipe does not exist"),
     ],
 )
 def test_what_is_wrong_has_its_exit_code(

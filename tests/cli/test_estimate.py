@@ -130,7 +130,7 @@ def test_as_json_with_what_would_make_it_fit(folder: Path) -> None:
 
 
 def test_advice_names_only_what_would_make_it_fit() -> None:
-    """Where a batch has one row, or one row does not fit either, it is no advice to lower it."""
+    """Where a batch has one row, or even one row does not fit, it is no advice to lower it."""
     longer = {**TINY, "max_position_embeddings": 4096}
     config = config_of(model={"config": longer, "dtype": "bfloat16"}, data={"seq_len": 4096})
     shape, device = model_config(config), simulated().device
@@ -143,7 +143,7 @@ def test_advice_names_only_what_would_make_it_fit() -> None:
     assert advice_for(4, need[1, 4096]).endswith("lower train.batch_size, or lower data.seq_len")
     assert advice_for(1, need[1, 4096] - 1).endswith(": lower data.seq_len")
     assert advice_for(512, need[1, 16]).endswith(": lower train.batch_size and data.seq_len")
-    assert advice_for(4, need[1, 16] // 2).endswith(": take a smaller model")
+    assert advice_for(4, need[1, 16] // 2).endswith(": use a smaller model")
 
 
 @pytest.mark.parametrize("rows, how", [(4, "none"), (1, "selective"), (1, "full")])
@@ -160,7 +160,7 @@ def test_no_batch_that_fits_is_said_so(folder: Path) -> None:
     (folder / "c.yaml").write_text(json.dumps(raw_config()))
     code, out, told = printed("estimate", "c.yaml", "train.batch_size=1", "--gpu-memory", "0.626")
     assert code == 0, told
-    assert "one row does not fit either" in out and "batch_size" not in out.partition("to make it fit: ")[2]
+    assert "even one row does not fit" in out and "batch_size" not in out.partition("to make it fit: ")[2]
 
 
 def test_the_largest_batch_of_ranks_is_that_of_their_plans() -> None:

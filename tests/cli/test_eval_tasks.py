@@ -152,10 +152,10 @@ def test_what_matches(match: Any, text: str, answer: str, is_right: bool) -> Non
         ({"prompt": "a", "choices": ["b", "c"], "answer": 2}, (), "t:2: answer"),
         ({"prompt": "a", "choices": ["b", "b"], "answer": "b"}, (), "t:2: answer"),
         ({"prompt": "a", "choices": ["b", "c"], "answer": True}, (), "t:2: answer"),
-        ({"prompt": "a", "answer": "("}, ("--match", "regex"), "the answer is no pattern"),
-        ({"prompt": "a", "answer": "b"}, ("--match", "number"), "holds no number"),
+        ({"prompt": "a", "answer": "("}, ("--match", "regex"), "the answer is not a pattern"),
+        ({"prompt": "a", "answer": "b"}, ("--match", "number"), "has no number"),
         ({"messages": [{"role": "king", "content": "a"}], "answer": "b"}, (), "role"),
-        ("text", (), "no JSON object"),
+        ("text", (), "not a JSON object"),
     ],
 )
 def test_lines_that_are_no_items(

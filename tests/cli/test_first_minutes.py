@@ -231,7 +231,7 @@ def test_a_small_gpu_computes_more_again_and_a_tiny_one_is_refused(
     monkeypatch.undo()
     monkeypatch.chdir(here)
     code, _, told = printed("init", "d.yaml", *words, "--gpu-memory", 0.63)
-    assert code == 7 and "not one row" in told and not Path("d.yaml").exists()
+    assert code == 7 and "not even one row" in told and not Path("d.yaml").exists()
 
 
 def test_mistakes_of_init(model: Path, here: Path) -> None:
@@ -278,7 +278,7 @@ def test_wrong_answers_are_asked_again_at_once(
     assert main(["init", "c.yaml", "--gpu-memory", "0.7"]) == 0
     assert asked == ["Model", "Model", "Goal", "Goal", "Data", "Data"]
     out = capsys.readouterr().out
-    assert all(said in out for said in ("absent", "the goal fly is not known", "use one of lora", "matches no file"))
+    assert all(said in out for said in ("absent", "the goal fly is unknown", "use one of lora", "matches no file"))
     config = load_config("c.yaml")
     assert config.model.path == str(model) and config.data.train == ["mine.jsonl"] and config.lora is not None
 

@@ -289,7 +289,7 @@ CUDA = {
         ({}, []),
         ({"problem": "no library", "devices": []}, ["a working NVIDIA driver: no library"]),
         ({"devices": []}, ["a GPU: the driver sees none"]),
-        ({"cuda": "11.4"}, ["a newer NVIDIA driver: this one speaks CUDA 11.4"]),
+        ({"cuda": "11.4"}, ["a newer NVIDIA driver: this one supports CUDA 11.4"]),
         ({"cuda": "12.0"}, []),
         (
             {"devices": [{"name": "old", "memory_bytes": 1, "capability": "7.5"}]},
@@ -310,7 +310,7 @@ def test_cuda_needs_its_packages_and_a_compiler() -> None:
         {"name": "rich", "fits": False, "add": "x"},
     ]
     found = missing_for_cuda(CUDA, installed, compiler=False)
-    assert found == ["triton: pip install triton", "a C compiler (cc, gcc or clang), which Triton calls"]
+    assert found == ["triton: pip install triton", "a C compiler for Triton (cc, gcc or clang)"]
 
 
 def test_a_driver_that_hangs_or_crashes_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("--nonsense",), "No such option: --nonsense"),
         (("train", "quickstart", "steps"), "'steps'"),
         (("generate", "folder"), "give either --prompt or --prompts"),
-        (("eval", "folder"), "there is nothing to measure on"),
+        (("eval", "folder"), "neither data nor a task is given"),
         (("generate", "f", "--prompt", "x", "--min-p", "2"), "--min-p is 2.0"),
         (("generate", "f", "--prompt", "x", "--repetition-penalty", "nan"), "--repetition-penalty is nan"),
         (("generate", "f", "--prompt", "x", "--seed", "-1"), f"--seed must be an integer from 0 to {2**63 - 1}, not"),

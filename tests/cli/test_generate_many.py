@@ -98,7 +98,7 @@ def test_lines_about_a_text_begin_below_it(folder: Path, capsys: pytest.CaptureF
 
 def test_the_contexts_end_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(folder, "words", max_tokens=1000)
-    assert "the text ends where the model's context does" in capsys.readouterr().err
+    assert "the text ends at the end of the model's context" in capsys.readouterr().err
     run(folder, "words")
     assert "context" not in capsys.readouterr().err
 
@@ -122,19 +122,19 @@ def test_an_empty_text_is_said(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content,what,line",
     [
-        (b'{"prompt": "a"}\n{"prompt": 3}\n', "the prompt is no text", "2: prompt"),
+        (b'{"prompt": "a"}\n{"prompt": 3}\n', "the prompt is not a text", "2: prompt"),
         (b'{"prompt": "a"}\n{"prompt": ""}\n', "the prompt is empty", "2: prompt"),
         (b'\n{"text": "a"}\n', 'the line has no "prompt"', "2"),
         (b'{"prompt": "a", "messages": []}\n', "both a prompt and messages", "1"),
-        (b'{"prompt": "a"}\n["a"]\n', "no JSON object", "2"),
-        (b'{"prompt": "a"\n', "no JSON object", "1"),
+        (b'{"prompt": "a"}\n["a"]\n', "not a JSON object", "2"),
+        (b'{"prompt": "a"\n', "not a JSON object", "1"),
         (b'{"prompt": "\xff"}\n', "not UTF-8", "1"),
         (b"\n", "no prompts", ""),
         (b'{"messages": []}\n', "the conversation has no messages", "1: messages"),
         (b'{"messages": "a"}\n', "the string is not JSON", "1: messages"),
         (b'{"messages": [{"role": "usr", "content": "a"}]}\n', "the role is 'usr'", "1: messages[0].role"),
         (b'{"messages": [{"role": "user"}]}\n', "the content is", "1: messages[0].content"),
-        (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "nothing to answer", "1: messages[0].role"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "needs no answer", "1: messages[0].role"),
     ],
 )
 def test_a_bad_line_is_named(folder: Path, tmp_path: Path, content: bytes, what: str, line: str) -> None:
@@ -174,7 +174,7 @@ def test_results_go_to_a_file(folder: Path, tmp_path: Path) -> None:
     code, _, told = printed("generate", folder, "--prompts", source, "--out", tmp_path)
     assert code == 2 and "is not a file" in told
     code, _, told = printed("generate", folder, "--prompt", "words", "--out", out)
-    assert code == 2 and "--out is for the results of --prompts" in told
+    assert code == 2 and "--out needs --prompts" in told
     code, _, told = printed("generate", folder, "--prompts", source, "--out", tmp_path / "no" / "out", *options)
     assert code == 8
 
@@ -191,7 +191,7 @@ def test_a_prompt_that_fills_the_context(folder: Path) -> None:
 
 def test_a_cache_in_8_bits_is_for_gpus(folder: Path) -> None:
     code, _, told = printed("generate", folder, "--prompt", "words", "--device", "cpu", "--kv-cache", "fp8")
-    assert code == 2 and "a KV cache in fp8 on the CPU" in told
+    assert code == 2 and "the KV cache is fp8 on the CPU" in told
     code, _, told = printed("generate", folder, "--prompt", "words", "--kv-cache", "int4")
     assert code == 2 and "use auto or fp8" in told
 

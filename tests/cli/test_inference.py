@@ -96,7 +96,7 @@ def test_weights_beyond_float16_say_what_holds_them(folder: Path) -> None:
     plant(folder, "model.norm.weight", 1e6)
     with np.errstate(over="ignore"), pytest.raises(NumericError) as caught:
         generated(folder, dtype="fp16")
-    assert caught.value.next == "load them as float32 or bfloat16: float16 ends at 65,504"
+    assert caught.value.next == "load them as float32 or bfloat16: float16 only reaches 65,504"
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
@@ -111,7 +111,7 @@ def test_a_tokenizer_of_another_model(made: Path, tmp_path: Path, command: Calla
     genesis_models.save(genesis_models.build(raw), tmp_path / "small", source=made)
     with pytest.raises(ModelError) as caught:
         command(tmp_path / "small")
-    assert caught.value.what == "the tokenizer has 262 ids, the model's embedding 260 rows"
+    assert caught.value.what == "the tokenizer has 262 ids, but the embedding has 260 rows"
 
 
 def test_a_bad_tokenizer_is_said_before_bad_weights(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_pa
 @pytest.mark.parametrize("wrong", [320, -1])
 def test_ids_beyond_the_vocabulary(made: Path, wrong: int) -> None:
     model = genesis_models.load(made)
-    with pytest.raises(ModelError, match=rf"the token id {wrong}, and the model's vocabulary 320"):
+    with pytest.raises(ModelError, match=rf"the token id {wrong}, but the model's vocabulary has 320"):
         model.generate([5, wrong], max_tokens=1)
 
 

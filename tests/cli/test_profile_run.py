@@ -120,7 +120,7 @@ def test_captured_and_eager_steps_on_cuda(recipe: Path) -> None:
         (["CONFIG", "--steps", "0"], 2, "0 steps cannot be profiled", "--steps", "1 to 1000"),
         (["CONFIG", "--out", "CONFIG"], 2, "is not a folder", "--out", "another folder"),
         (["CONFIG", "train.nothing=3"], 3, "nothing", "", ""),
-        (["quickstrat"], 3, "no such file or recipe", "quickstrat", "did you mean the recipe quickstart?"),
+        (["quickstrat"], 3, "the file or recipe does not exist", "quickstrat", "did you mean the recipe quickstart?"),
     ],
 )
 def test_a_wrong_command_line(recipe: Path, words: list[str], code: int, what: str, where: str, next: str) -> None:

@@ -56,7 +56,7 @@ def test_no_start_is_put_before_a_prompt_where_the_tokenizer_adds_none(folder: P
 def test_special_tokens_in_a_prompt(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, _ = seen(folder, "a<|endoftext|>")
     assert 0 not in plain
-    assert "<|endoftext|>, which is read as plain text; --special reads the token" in capsys.readouterr().err
+    assert "<|endoftext|>, which is treated as plain text; --special parses it" in capsys.readouterr().err
     parsed, _ = seen(folder, "a<|endoftext|>", special=True)
     assert parsed[-1] == 0 and len(parsed) == 2
     assert capsys.readouterr().err == ""

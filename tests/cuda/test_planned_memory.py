@@ -57,7 +57,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
     assert max(plan.parts, key=plan.parts.__getitem__) == "activations"
     leave(monkeypatch, plan.total * 0.95)
     with pytest.raises(
-        OutOfMemoryError, match=r"needs .* GiB on cuda:0, of whose 8\.0 GiB .* are free: weights"
+        OutOfMemoryError, match=r"needs .* GiB on cuda:0, but only .* of 8\.0 GiB are free: weights"
     ) as caught:
         planned_memory(config, shape, CUDA)
     assert "train.batch_size 64" in caught.value.where

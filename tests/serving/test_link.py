@@ -542,7 +542,7 @@ def _measured(encoded: list[int], encode: Any, texts: list[str], **how: Any) -> 
 def test_more_log_probabilities_than_an_answer_holds_are_refused(
     run: Any, chat_model: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_module, "MOST_TOLD", 100)
+    monkeypatch.setattr(api_module, "MOST_LOG_PROBS", 100)
 
     async def test(link: Link, engine: Endless) -> None:
         app = Api(settings, link, Tokenizer.load(chat_model), None, []).app

@@ -23,7 +23,7 @@ from tests.data.test_tokenizer_files import sentence_piece, write
 
 TEXT: dict[str, Any] = {"model": "m", "prompt": "words"}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "words"}]}
-PROMPT = "prompt: a text, a list of token ids, or a list of either is expected, and prompt {} is "
+PROMPT = "prompt: expected a text, a list of token ids, or a list of either, but prompt {} is "
 
 
 def text(**more: Any) -> CompletionBody:
@@ -178,7 +178,7 @@ def test_what_a_prompt_and_stops_may_be() -> None:
     ],
 )
 def test_what_would_change_the_answer_is_refused(field: str, value: Any) -> None:
-    with pytest.raises(BadRequest, match=f"^{field}: not served here; leave it out") as found:
+    with pytest.raises(BadRequest, match=f"^{field}: not supported; remove it") as found:
         chat(**{field: value})
     assert (found.value.param, found.value.status) == (field, 400)
 
@@ -193,8 +193,8 @@ def test_fields_of_the_other_path_and_misspelt_ones_are_refused() -> None:
         with pytest.raises(BadRequest) as found:
             text(**{field: value})
         hint = f", or write {meant}" if meant else ""
-        assert str(found.value) == f"{field}: not served here; leave it out{hint}"
-    with pytest.raises(BadRequest, match="top_logprobs: only with logprobs") as found:
+        assert str(found.value) == f"{field}: not supported; remove it{hint}"
+    with pytest.raises(BadRequest, match="top_logprobs needs logprobs") as found:
         chat(top_logprobs=2)
     assert found.value.param == "top_logprobs" and chat(top_logprobs=0, logprobs=False).top_logprobs == 0
     for count, limit in ((-1, "at least 0"), (21, "at most 20")):

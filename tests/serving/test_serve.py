@@ -212,15 +212,15 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ("completions", {"prompt": "a", "max_tokens": 128}, 400, "the context holds 128"),
     ("completions", {"prompt": [1] * 129, "max_tokens": 0, "echo": True}, 400, "the context holds 128"),
-    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "nothing is echoed"),
+    ("completions", {"prompt": "a", "max_tokens": 0}, 400, "echo is not set"),
     ("completions", {"prompt": "a", "n": 129}, 400, "n:"),
-    ("completions", {"prompt": "a", "n": 41}, 400, "41 texts, and at most 40"),
+    ("completions", {"prompt": "a", "n": 41}, 400, "41 texts, over the limit of 40"),
     ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature"),
     ("completions", {"prompt": "a", "top_p": 0}, 400, "top_p"),
     ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, 400, "logit_bias"),
     ("completions", {"prompt": "a", "best_of": 2}, 400, "best_of"),
     ("completions", {"prompt": "a", "presence_penalty": 0.5}, 400, "presence_penalty"),
-    ("completions", {"prompt": "a", "logprobs": 1, "stream": True}, 400, "not streamed"),
+    ("completions", {"prompt": "a", "logprobs": 1, "stream": True}, 400, "cannot be streamed"),
     ("completions", {"prompt": "a", "model": "other"}, 404, "is not served here"),
     ("chat/completions", {"messages": []}, 400, "messages"),
     ("chat/completions", {"messages": [{"role": "king", "content": "a"}]}, 400, "messages[0].role: "),
@@ -328,8 +328,8 @@ def test_beyond_loopback_only_with_a_key(chat_model: Path, tmp_path: Path) -> No
         assert answer.json()["data"][0]["id"] == "tiny"
         asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
         refused = httpx.post(f"{url}/v1/chat/completions", json=asked, headers=headers)
-        assert refused.status_code == 400 and "no chat template; /v1/completions" in refused.text
-        assert "it has no chat template: only /v1/completions is answered\n" in server.told
+        assert refused.status_code == 400 and "no chat template; use /v1/completions" in refused.text
+        assert "the model has no chat template: only /v1/completions is served\n" in server.told
         [child] = server.children()
         assert server.stop(signal.SIGTERM) == 143 and server.told.endswith("stopped: SIGTERM ended the server\n")
         assert has_ended(child)
@@ -365,7 +365,7 @@ def test_every_other_address_needs_one(host: str, monkeypatch: pytest.MonkeyPatc
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with (
-        pytest.raises(UsageError, match="can be reached from other machines"),
+        pytest.raises(UsageError, match="other machines can reach"),
         process._listening(host, 0, has_key=False),
     ):
         pass
@@ -391,7 +391,7 @@ def test_processes_that_hang_are_ended() -> None:
     child = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 143 and told.startswith("stopping: answers under way have ")
+    assert process.returncode == 143 and told.startswith("stopping: pending answers have ")
     assert has_ended(child)
 
 
@@ -401,9 +401,9 @@ def test_what_a_server_does_not_start_with(chat_model: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         code, _, told = printed("serve", chat_model, "--port", str(port))
-        assert code == 6 and f"port {port} is taken" in told
+        assert code == 6 and f"port {port} is in use" in told
     code, _, told = printed("serve", chat_model, "--port", "0", "--context", "129")
-    assert code == 2 and "--context 129 is beyond the model's 128 positions" in told
+    assert code == 2 and "--context 129 exceeds the model's 128 positions" in told
 
 
 def test_what_the_process_of_http_cannot_read_is_told_by_the_engines(

@@ -48,7 +48,7 @@ def test_masters_are_written(run: Path, which: str) -> None:
     checkpoint = run / (which or "checkpoint-2")
     expected = masters(checkpoint)
     assert expected.keys() == tensors.keys()
-    assert line == f"float32: the optimizer's masters in {checkpoint}, which the weights were rounded from"
+    assert line == f"float32: the optimizer's masters in {checkpoint}, from which the weights were rounded"
     narrow = load_file(run / which / "model.safetensors")
     for name, array in tensors.items():
         assert np.array_equal(array, expected[name])
@@ -79,7 +79,7 @@ def damaged(run: Path) -> None:
 def test_a_line_says_why_there_are_none(run: Path, change: Any, words: str) -> None:
     change(run)
     tensors, line = exported(run)
-    assert line.startswith("float32: the bfloat16 weights as they are; ")
+    assert line.startswith("float32: the bfloat16 weights unchanged; ")
     assert words in line
     narrow = load_file(run / "model.safetensors")
     assert all(np.array_equal(tensors[n], narrow[n].astype(np.float32)) for n in narrow)

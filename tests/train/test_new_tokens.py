@@ -90,7 +90,7 @@ def test_an_export_has_a_row_for_each_token(recipe: Path, tmp_path: Path) -> Non
 
 def test_where_nothing_grows_a_new_token_is_refused_by_name(recipe: Path, tmp_path: Path) -> None:
     lora = load(recipe, "adapter", "lora.r=2")
-    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' of id {ROWS + 1}.*leave lora out") as caught:
+    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' of id {ROWS + 1}.*remove lora") as caught:
         train(lora)
     assert caught.value.exit_code == 5
     base, text = str(tmp_path / "base"), str(tmp_path / "doc00.txt")
@@ -99,7 +99,7 @@ def test_where_nothing_grows_a_new_token_is_refused_by_name(recipe: Path, tmp_pa
     assert caught.value.where == "--data"
     model = genesis_models.load(base)
     assert model.generate("alpha", max_tokens=2).ids
-    with pytest.raises(ModelError, match=f"token id {ROWS}, and the model's vocabulary {ROWS}"):
+    with pytest.raises(ModelError, match=f"token id {ROWS}, but the model's vocabulary has {ROWS}"):
         model.generate(f"alpha <{ROWS}>", max_tokens=2)
     # Data without them is learned, and the adapter merged has their rows.
     (tmp_path / "doc00.txt").write_text("alpha beta gamma. " * 9)

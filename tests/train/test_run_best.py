@@ -38,7 +38,7 @@ from tests.train.runs import (
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
 QUICK = ("eval.every=1", "eval.prompts=[]", "checkpoint.every=2", "checkpoint.background=off", "checkpoint.best=true")
-# A lower one, one that is not a number, one that is equal: the best is that of step 2, and step 5 the third after it.
+# A lower one, one that is not a number, one that is equal: the best is from step 2, and step 5 the third after it.
 LOSSES = (5.0, 3.0, 4.0, math.nan, 3.0, 2.0, 6.0, 7.0)
 BEST = 2
 
@@ -126,7 +126,7 @@ def test_early_stopping_keeps_the_best_checkpoint_and_makes_it_the_model(
     assert list(checkpoints(output)) == [BEST, 5]
     assert weights(output) == weights(output / f"checkpoint-{BEST}") != weights(output / "checkpoint-5")
     assert [line for line in said.splitlines() if "step 5" in line and f"step {BEST}" in line]
-    assert f"is that of step {BEST}" in said
+    assert f"is from step {BEST}" in said
 
 
 def test_without_a_best_checkpoint_the_model_is_that_of_the_last_step(corpus: Path, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_without_a_best_checkpoint_the_model_is_that_of_the_last_step(corpus: Pa
     summary, said = ended(run_of(corpus, tmp_path, "train.steps=8", *settings))
     assert (summary.step, list(checkpoints(tmp_path / "run"))) == (5, [5])
     assert weights(tmp_path / "run") == weights(tmp_path / "run" / "checkpoint-5")
-    assert "is that of step 5" in said and "checkpoint.best" in said
+    assert "is from step 5" in said and "checkpoint.best" in said
 
 
 def test_the_evaluation_before_the_first_step_does_not_count(corpus: Path, tmp_path: Path) -> None:

@@ -124,7 +124,9 @@ def test_texts_leave_the_sources_files_as_they_are(recipe: Path, tmp_path: Path)
     (tmp_path / "text.txt").write_text("one two three " * 200)
     unused = ("data.loss=last", "data.template_args={enable_thinking: true}", f"data.train={tmp_path}/text.txt")
     text = validate(load(recipe, str(tmp_path / "unused"), *unused))
-    assert "warning: the data hold no records, for which data.template_args, data.loss would be\n" in text
+    assert (
+        "warning: the data have no records, so these settings have no effect: data.template_args, data.loss\n" in text
+    )
     for name, setting in (("lora", "lora={r: 4}"), ("full", "lora=null")):
         train(load(recipe, str(tmp_path / name), f"data.train={tmp_path}/text.txt", "train.steps=1", setting))
         for file in ("chat_template.jinja", "tokenizer_config.json"):

@@ -202,7 +202,7 @@ class TestDamage:
 
     def test_one_that_is_beyond_the_last_step(self, recipe: Path, halved: Path, expected: str) -> None:
         before = (halved / "config.resolved.yaml").read_bytes()
-        with pytest.raises(ConfigError, match="checkpoint is of step 3, the run ends at step 2") as caught:
+        with pytest.raises(ConfigError, match="checkpoint is at step 3, but the run ends at step 2") as caught:
             train(load(recipe, str(halved), "train.steps=2", "optim.warmup_steps=2"), resume=True)
         assert (caught.value.exit_code, caught.value.where) == (3, "train.steps")
         assert (halved / "config.resolved.yaml").read_bytes() == before, "a refused start changed the run's record"

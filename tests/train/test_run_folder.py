@@ -181,7 +181,7 @@ def test_another_tools_folder_is_refused_and_unchanged(
     make(tmp_path, config.resolved_yaml())
     before, changed = tree(tmp_path), tmp_path.stat().st_mtime_ns
     for resume in (False, "allow"):
-        with pytest.raises(ConfigError, match="something else than a Genesis run") as caught:
+        with pytest.raises(ConfigError, match="files that are not a Genesis run's") as caught:
             train(config, resume=resume)  # type: ignore[arg-type]
         assert found in caught.value.what
     assert (tree(tmp_path), tmp_path.stat().st_mtime_ns) == (before, changed)
@@ -208,7 +208,7 @@ def test_a_cache_among_the_runs_own_files_is_refused(recipe: Path, tmp_path: Pat
     """The folder itself hung for ever: the cache waited for the lock that its own run held."""
     (tmp_path / "link").symlink_to(tmp_path / "run")
     config = load(recipe, str(tmp_path / "run"), f"data.cache_dir={tmp_path / 'link' / inside}")
-    with pytest.raises(ConfigError, match="where the run keeps its own files") as caught:
+    with pytest.raises(ConfigError, match="overlaps with the run's own files") as caught:
         train(config)
     assert caught.value.where == "data.cache_dir"
     assert not (tmp_path / "run").exists()

@@ -236,7 +236,7 @@ class TestFolders:
             (output / name).write_text("mine")
         before = picture(output), sorted(os.listdir(output)), output.stat().st_mtime_ns
         for resume in (False, True):
-            with pytest.raises(ConfigError, match="something else than a Genesis run") as caught:
+            with pytest.raises(ConfigError, match="files that are not a Genesis run's") as caught:
                 train(load(recipe, str(output)), resume=resume)
             assert caught.value.exit_code == 3
         assert (picture(output), sorted(os.listdir(output)), output.stat().st_mtime_ns) == before

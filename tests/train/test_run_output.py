@@ -66,7 +66,7 @@ def test_the_card_of_an_export_says_what_the_run_was(recipe: Path, tmp_path: Pat
         target = export(str(folder), out=str(tmp_path / f"out{steps}"), **options)
         text = (target / "README.md").read_text()
         data = state["data"]
-        counts = f"{data['documents']} documents, {data['tokens']:,} tokens, {data['targets']:,} of them learned"
+        counts = f"{data['documents']} documents, {data['tokens']:,} tokens, {data['targets']:,} of them targets"
         assert digest in text and f"{steps} steps" in text and counts in text
         assert not files_with(target, str(tmp_path)) and str(recipe.parent) not in text
         head = read_head(target)

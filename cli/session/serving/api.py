@@ -1,4 +1,4 @@
-"""The HTTP interface: OpenAI's paths over the engine. A client that goes, is slow or asks too much harms none."""
+"""The HTTP interface: OpenAI's paths over the engine. Clients that leave, are slow or ask too much harm no others."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from genesis_cli.session.serving.protocol import (
 )
 from genesis_models.engine.text import RequestText
 
-BODY_S = 30.0  # in which a body must come
+BODY_S = 30.0  # seconds within which a body must arrive
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
-BODIES = 16  # of the largest size, that may be held at a time
-VALUES_A_TOKEN = 4  # that messages have at most, keys included: a turn has fewer
-MOST_TOLD = 1 << 19  # log-probabilities of an answer
+BODIES = 16  # bodies of the largest size that may be held at once
+VALUES_A_TOKEN = 4  # the most values of messages for each token, keys included; a turn has fewer
+MOST_LOG_PROBS = 1 << 19  # the most log-probabilities of an answer
 HOST = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::\d*)?")  # a name, a port
 
 
@@ -53,14 +53,14 @@ class Settings:
     """What is served, and to whom.
 
     Attributes:
-        name: of the model.
-        created: when the server started, in seconds.
+        name: name of the model.
+        created: start of the server, in seconds.
         context: the most tokens of a sequence.
-        vocabulary: how many ids the model has.
-        hosts: the names in Host headers that are answered beside addresses of loopback, on any port; none: all.
-        api_key: what clients must send; empty: nothing.
-        most_bytes: of a body.
-        drawing: how tokens are drawn where a request does not say, by the names of `Sampling`.
+        vocabulary: number of the model's ids.
+        hosts: names in Host headers that are accepted, on any port, in addition to loopback addresses; empty means all.
+        api_key: key that clients must send; empty means none.
+        most_bytes: the most bytes of a body.
+        drawing: default sampling settings by the names of `Sampling`.
     """
 
     name: str
@@ -74,11 +74,11 @@ class Settings:
 
 
 class Api:
-    """The application, for a model's tokenizer and template.
+    """The application for a model's tokenizer and template.
 
     Args:
-        ends: the ids that end an answer.
-        template: None for a model without one, which has no chat.
+        ends: ids that end an answer.
+        template: chat template; None disables chat.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class Api:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
         self._starts = _starts(tokenizer)
-        # Beside the loop: one conversation after the other, and one prompt, then another request's.
+        # Outside the loop: conversations are rendered one by one, and prompts encoded one by one in turns of requests.
         self._renders, self._encodes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._held = 0  # bytes of bodies that come
-        self._parsing = asyncio.Lock()  # of bodies that are there at once, others are served between two
+        self._held = 0  # bytes of arriving bodies
+        self._parsing = asyncio.Lock()  # others are served between two of several bodies
         calls = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chat),
@@ -107,7 +107,7 @@ class Api:
         routes = [Route(path, self._guarded(answer), methods=[method]) for method, path, answer in calls]
         self.app = Starlette(routes=routes, exception_handlers={404: self._no_such_call, 405: self._no_such_call})
 
-    # --- Who asks, and what ---------------------------------------------------------------------------------------
+    # --- Requests and clients -------------------------------------------------------------------------------------
 
     def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def guarded(request: Request) -> Response:
@@ -118,25 +118,25 @@ class Api:
                 return _json(error.body(), error.status)
             except ClientDisconnect:
                 return Response(status_code=499)
-            except GenesisError as error:  # of this machine or of the model's files: others are served on
+            except GenesisError as error:  # a problem of the machine or the model's files: keep serving others
                 return _json(BadRequest(error.what, status=500).body(), 500)
 
         return guarded
 
     def _check_client(self, request: Request) -> None:
-        """Raises: BadRequest for another's page, an unknown name of this host, or a wrong key.
+        """Raises: BadRequest: a foreign page asks, the Host header is unknown, or the key is wrong.
 
-        A foreign name that leads here is DNS rebinding, in which a page asks this machine as if it were its own server.
-        Ports differ rightly: 80 is not written, and a forwarded one is not that which is bound.
+        A foreign host name that resolves to this machine is DNS rebinding: a page asks this machine as if it were the
+        page's own server. Ports may differ: 80 is omitted, and a forwarded port is not the bound one.
         """
         hosts, origin = self._settings.hosts, request.headers.get("origin")
         host = request.headers.get("host", "").lower()
         name = HOST.fullmatch(host)
         if hosts and (name is None or (name[1] not in hosts and not is_loopback(name[1].strip("[]")))):
-            what = f"the Host header {host[:100]!r} names another server; without --api-key only addresses of loopback"
+            what = f"the Host header {host[:100]!r} names another server; without --api-key only loopback addresses"
             raise BadRequest(f"{what} and {', '.join(sorted(hosts))} are answered", status=403)
         if hosts and origin is not None and origin.lower() not in (f"http://{host}", f"https://{host}"):
-            raise BadRequest(f"a page of another origin asks, {origin[:100]!r}", status=403)
+            raise BadRequest(f"the request comes from a page of another origin, {origin[:100]!r}", status=403)
         if self._settings.api_key:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             known = (self._settings.api_key.encode(form) for form in ("utf-8", "latin-1"))  # clients send either
@@ -144,14 +144,14 @@ class Api:
                 raise BadRequest("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     async def _no_such_call(self, request: Request, error: Exception) -> Response:
-        """What is not served, in the form of errors that clients know."""
+        """Answer a call that is not served, in the form of OpenAI's errors."""
         assert isinstance(error, HTTPException)
-        what = f"{request.method} {request.url.path} is not served; there are {self._served}"
+        what = f"{request.method} {request.url.path} is not served; use one of {self._served}"
         found = BadRequest(what, status=error.status_code)
         return _json(found.body(), found.status, headers=error.headers)
 
     async def _body(self, request: Request) -> Any:
-        """The JSON value of a request. Raises: BadRequest."""
+        """Return the JSON value of a request. Raises: BadRequest."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             what = "the body's type is not application/json: send the header Content-Type: application/json"
             raise BadRequest(what, status=415)
@@ -164,18 +164,18 @@ class Api:
                     if len(data) > most:
                         raise BadRequest(f"the body has more than {most:,} bytes", status=413)
                     if self._held > BODIES * most:
-                        raise BadRequest("too many large bodies come at once; try again later", status=429)
+                        raise BadRequest("too many large bodies arrive at once; try again later", status=429)
             async with self._parsing:
                 await asyncio.sleep(0)
                 return parsed_json(bytes(data))
         except TimeoutError:
-            raise BadRequest(f"the body did not come within {BODY_S:.0f} s", status=408) from None
+            raise BadRequest(f"the body did not arrive within {BODY_S:.0f} s", status=408) from None
         finally:
             self._held -= len(data)
 
     def _named(self, body: Body) -> None:
         if body.model != self._settings.name:
-            what = f"the model {body.model[:100]!r} is not served here, {self._settings.name!r} is"
+            what = f"the model {body.model[:100]!r} is not served here, only {self._settings.name!r}"
             raise BadRequest(what, status=404, param="model", code="model_not_found")
 
     # --- The paths ------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Api:
 
     async def _model(self, request: Request) -> Response:
         if request.path_params["name"] != self._settings.name:
-            raise BadRequest("no such model is served here", status=404, code="model_not_found")
+            raise BadRequest("this model is not served here", status=404, code="model_not_found")
         return _json(self._card())
 
     def _card(self) -> dict[str, Any]:
@@ -206,9 +206,9 @@ class Api:
         self._named(body)
         tokens = 16 if body.max_tokens is None else body.max_tokens
         if not tokens and not body.echo:
-            raise BadRequest("max_tokens is 0, and nothing is echoed", param="max_tokens")
+            raise BadRequest("max_tokens is 0, and echo is not set", param="max_tokens")
         if body.stream and (body.echo or body.logprobs is not None):
-            raise BadRequest("echo and logprobs are not streamed", param="stream")
+            raise BadRequest("echo and logprobs cannot be streamed", param="stream")
         with ExitStack() as places:
             places.enter_context(self._link.room(len(body.prompts) * body.choices))
             prompts = await self._encoded(body.prompts, tokens)
@@ -218,9 +218,9 @@ class Api:
         body = parsed(ChatBody, await self._body(request))
         self._named(body)
         if self._template is None:
-            raise BadRequest("the model has no chat template; /v1/completions continues a text", code="no_chat")
+            raise BadRequest("the model has no chat template; use /v1/completions to continue a text", code="no_chat")
         if body.logprobs and body.stream:
-            raise BadRequest("logprobs are not streamed", param="stream")
+            raise BadRequest("logprobs cannot be streamed", param="stream")
         self._check_messages(body.messages)
         with ExitStack() as places:
             places.enter_context(self._link.room(body.choices))
@@ -232,7 +232,7 @@ class Api:
             return await self._run(request, body, [(ids, None)], tokens, places, top)
 
     async def _encoded(self, prompts: Sequence[str | list[int]], tokens: int) -> list[tuple[list[int], str | None]]:
-        """The ids of each, and its text; ids are checked before any text is encoded. Raises: BadRequest."""
+        """Return each prompt's ids and text; all ids are checked before any text is encoded. Raises: BadRequest."""
         for place, each in enumerate(prompts):
             if not isinstance(each, str):
                 self._check_prompt(each, place, tokens, "prompt")
@@ -246,9 +246,9 @@ class Api:
         return found
 
     def _text_ids(self, text: str, place: int) -> tuple[list[int], str | None]:
-        """The ids of a prompt, and its text; without that where it begins as ids are shown: with the first token.
+        """Return the ids of a prompt, and its text; None as its text if it begins with the written first token.
 
-        Other special tokens that are written out stay text.
+        Other special tokens in it are plain text.
 
         Raises: BadRequest.
         """
@@ -264,7 +264,7 @@ class Api:
             raise BadRequest("the prompt cannot be encoded", param="prompt") from None
 
     def _check_messages(self, messages: list[dict[str, Any]]) -> None:
-        """Raises: BadRequest for more values than a conversation of the context's tokens can have."""
+        """Raises: BadRequest: the messages have more values than a conversation within the context can have."""
         context, left, values, characters = self._settings.context, list[Any](messages), 0, 0
         while left:
             each, values = left.pop(), values + 1
@@ -273,7 +273,7 @@ class Api:
             elif isinstance(each, dict | list):
                 left += [*each, *each.values()] if isinstance(each, dict) else each
             if values > VALUES_A_TOKEN * context + 1000 or characters > context * self._tokenizer.longest:
-                what = f"the messages have {values:,} values and {characters:,} characters or more, which are more "
+                what = f"the messages have at least {values:,} values and {characters:,} characters, which is more "
                 what += f"than the context of {context} tokens holds"
                 raise BadRequest(what, param="messages", code="context_length_exceeded")
 
@@ -296,18 +296,19 @@ class Api:
         self, request: Request, body: Body, prompts: Sequence[tuple[list[int], str | None]], tokens: int,
         places: ExitStack, top: int | None, *, echo: bool = False,
     ) -> Response:  # fmt: skip
-        """The answer to prompts.
+        """Answer prompts.
 
         Args:
-            prompts: their ids, and the text of those that were sent as text.
-            places: of its choices, which a stream keeps until it ends.
-            top: likeliest ids to tell of each token; None: no log-probabilities.
-            echo: whether the prompt is told before the text.
+            prompts: ids of each prompt, and its text if it was sent as text.
+            places: places of its choices in the queue; a stream keeps them until it ends.
+            top: number of the likeliest ids for each token; None disables log-probabilities.
+            echo: whether the prompt precedes the text.
         """
         if top is not None:
-            told = body.choices * (1 + top) * sum(tokens + echo * len(ids) for ids, _ in prompts)
-            if told > MOST_TOLD:
-                what = f"the request asks for {told:,} log-probabilities, of at most {MOST_TOLD:,}; send fewer prompts"
+            asked = body.choices * (1 + top) * sum(tokens + echo * len(ids) for ids, _ in prompts)
+            if asked > MOST_LOG_PROBS:
+                limit = f"over the limit of {MOST_LOG_PROBS:,}; send fewer prompts"
+                what = f"the request asks for {asked:,} log-probabilities, {limit}"
                 raise BadRequest(what, param="logprobs", code="too_many_logprobs")
         answer = Answer(self._settings.name, is_chat=isinstance(body, ChatBody))
         choices = [Choice(*each) for each in prompts for _ in range(body.choices)]
@@ -318,7 +319,7 @@ class Api:
         return Response(answer.whole(choices), media_type="application/json")
 
     async def _finish(self, number: int, choice: Choice, body: Body, tokens: int, top: int | None, echo: bool) -> None:
-        """Draw a whole choice, and put in what else is told of it; arguments as of `_run`."""
+        """Draw a whole choice, and add the other fields; arguments as in `_run`."""
         async with aclosing(self.texts(number, choice, body, tokens)) as texts:
             async for text, finish in texts:
                 choice.text, choice.finish = choice.text + text, finish
@@ -332,10 +333,10 @@ class Api:
             choice.text = shown + choice.text
 
     def _check_prompt(self, ids: Sequence[int], place: int, tokens: int, param: str) -> None:
-        """Raises: BadRequest for a prompt that the model cannot continue, before anything of its request is drawn."""
+        """Raises: BadRequest: the model cannot continue the prompt; checked before anything of the request is drawn."""
         context, vocabulary = self._settings.context, self._settings.vocabulary
         if len(ids) + tokens > context or len(ids) >= context + (not tokens):
-            what = f"prompt {place} has {len(ids)} tokens and its answer up to {tokens}, the context holds {context}"
+            what = f"prompt {place} has {len(ids)} tokens, its answer up to {tokens}, but the context holds {context}"
             raise BadRequest(what, param="max_tokens", code="context_length_exceeded")
         if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
             for position, id in ((at, each) for at, each in enumerate(ids) if not 0 <= each < vocabulary):
@@ -346,8 +347,8 @@ class Api:
     async def texts(
         self, number: int, choice: Choice, body: Body, tokens: int
     ) -> AsyncGenerator[tuple[str, str | None], None]:
-        """The texts of a request's choice of this number as they come, and why it ends."""
-        if not tokens:  # a prompt that fills the context may be echoed, which the engine could not continue
+        """Yield the texts of the request's choice `number` as they arrive, and the reason of its end."""
+        if not tokens:  # echo of a prompt that fills the context, which the engine could not continue
             yield "", "length"
             return
         text, sampling = RequestText(self._tokenizer, choice.prompt, body.stops), body.sampling(self._settings.drawing)
@@ -378,7 +379,7 @@ class _Stream(Response):
         self._queue: asyncio.Queue[tuple[int, str, str | None]] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until all choices have ended, or the client goes; then the places are free."""
+        """Send events until all choices have ended or the client has left; then free the places."""
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
         with self._places, suppress(ClientDisconnect):
             work = asyncio.ensure_future(_together(self._draw(i, each) for i, each in enumerate(self._choices)))
@@ -405,7 +406,7 @@ class _Stream(Response):
         left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
         while left:
             found = [await self._next(work)]
-            # Without stop strings the link has joined what came; then the other choices' texts are a moment away.
+            # Without stop strings the link has joined tokens already; then the other choices' texts follow at once.
             rest = sent_at + JOINED_S - loop.time() if self._body.stops else 0.0
             await asyncio.sleep(max(rest, 0.0))
             while not self._queue.empty():
@@ -420,7 +421,7 @@ class _Stream(Response):
             await _send_events(send, [self._answer.end(self._choices)])
 
     async def _next(self, work: asyncio.Task[None]) -> tuple[int, str, str | None]:
-        """The next text; an error of any choice ends all."""
+        """Return the next text; an error of any choice ends all."""
         if not self._queue.empty():
             return self._queue.get_nowait()
         getting = asyncio.ensure_future(self._queue.get())
@@ -430,11 +431,11 @@ class _Stream(Response):
                 raise error
             return await getting
         finally:
-            getting.cancel()  # the client may have gone
+            getting.cancel()  # the client may have left
 
 
 def _starts(tokenizer: Tokenizer) -> list[str]:
-    """How a text begins that was decoded with its first token: some tokenizers put a space behind that."""
+    """Return how a text begins that was decoded with its first token; some tokenizers add a space after it."""
     ids = [*tokenizer.start_ids, *tokenizer.encode("x").tolist()]
     found = (tokenizer.decode(each, skip_special=False) for each in (ids, tokenizer.start_ids))
     return [text for each in found if (text := each.removesuffix("x"))]
@@ -445,10 +446,10 @@ async def _send_events(send: Send, values: Sequence[dict[str, Any]]) -> None:
 
 
 async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all of them: the first error ends the others, and so does a cancellation.
+    """Wait for all coroutines; the first error or a cancellation ends the others.
 
     Raises:
-        The first error itself, where a `TaskGroup` would raise a group.
+        The first error itself, unlike a `TaskGroup`, which would raise a group.
     """
     tasks = [asyncio.ensure_future(each) for each in works]
     try:
@@ -458,7 +459,7 @@ async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for `work`, which is cancelled where the client goes. Raises: ClientDisconnect, and what `work` raises."""
+    """Wait for `work`; cancel it if the client leaves. Raises: ClientDisconnect, and what `work` raises."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -481,5 +482,5 @@ async def _gone(request: Request) -> None:
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Of ASCII alone, so that any text can be written."""
+    """Return a JSON response in ASCII, so that any text can be encoded."""
     return Response(json.dumps(value, separators=(",", ":")).encode(), status, headers, "application/json")

@@ -1,4 +1,4 @@
-"""The process of HTTP: a listening socket and the connection to the engine come as descriptors, the rest as a message.
+"""The HTTP process. It inherits a listening socket and the connection to the engine, and receives a start message.
 
 It ends with the engine's process.
 """
@@ -28,33 +28,33 @@ from genesis_cli.session.serving.api import Api, Settings
 from genesis_cli.session.serving.link import ENDS, GRACE_S, Link, Message, failure, receive, send
 from genesis_models.source import find_source
 
-HEAD_S = 30.0  # in which the head of a connection's first request must come
-SEND_S = 60.0  # in which a client must have read something of what is sent
-READ_BYTES = 4096  # at a time, then others are served
-KEPT_S = 30  # that a connection may be idle
-CLOSING_S = 2  # for the errors of what is cut off when the server ends
+HEAD_S = 30.0  # seconds within which the head of a connection's first request must arrive
+SEND_S = 60.0  # seconds within which a client must read something of what is sent
+READ_BYTES = 4096  # bytes of one read; then other clients are served
+KEPT_S = 30  # seconds that a connection may be idle
+CLOSING_S = 2  # seconds for the errors of answers that are cut off when the server ends
 CONNECTIONS = 2048
-TOLD_S = 60.0  # between warnings
+WARN_EVERY_S = 60.0  # seconds between warnings
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection on which no request comes, or only a part of one, and one whose client reads nothing.
+    """Closes connections without a complete request, and connections whose client reads nothing.
 
-    uvicorn waits for both without end.
+    uvicorn waits for both forever.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the head of a request."""
+        """Start the timeout for the head of a request."""
         super().connection_made(transport)
-        transport.max_size = READ_BYTES  # a body may come in chunks of one byte, each of which takes 20 us
-        transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of all that is not read at once
+        transport.max_size = READ_BYTES  # a body may arrive in chunks of one byte, each of which takes 20 us
+        transport.set_write_buffer_limits(high=0)  # makes `pause_writing` report any unread bytes
         self._timer = self.loop.call_later(HEAD_S, self._close)
 
     def data_received(self, data: bytes) -> None:
-        """Wait for the rest where this is less than a head."""
+        """Pass the data on, and keep the timeout until the head is complete."""
         super().data_received(data)
         cycle: Any = self.cycle  # None before the first request
         is_asked = cycle is not None and not cycle.response_complete
@@ -65,30 +65,30 @@ class _Protocol(H11Protocol):
             self._timer = self.loop.call_later(HEAD_S, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop the timeouts."""
         for timer in (self._timer, self._unread):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Begin to wait for the client to read; nothing more is written until it has read all."""
+        """Start the timeout for the client to read; nothing more is written until it has read everything."""
         super().pause_writing()
         self._unread = self.loop.call_later(SEND_S, self._look, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
-        """All is read."""
+        """Stop the timeout: the client has read everything."""
         super().resume_writing()
         if self._unread is not None:
             self._unread.cancel()
 
     def _look(self, before: int) -> None:
-        """Cut off a client that has read nothing; one that is slow has as long again."""
+        """Cut off a client that has read nothing; a slow one gets the same time again."""
         size = self.transport.get_write_buffer_size()
         if size < before:
             self._unread = self.loop.call_later(SEND_S, self._look, size)
         else:
-            self.transport.abort()  # to close it would wait for the rest to be read
+            self.transport.abort()  # closing would wait for the client to read
 
     def _close(self) -> None:
         self._timer = None
@@ -97,43 +97,43 @@ class _Protocol(H11Protocol):
 
 
 class _Lines(logging.Handler):
-    """What uvicorn, asyncio and `_refused` log, for which clients are to blame: a place in the code tells a line, and
-    the next one a minute later at the earliest, with the number of those between.
+    """Prints log lines of uvicorn, asyncio and `_refused` that clients cause: at most one a minute for each place in
+    the code, with the number of suppressed ones.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self._told: dict[tuple[str, int], tuple[float, int]] = {}
+        self._last: dict[tuple[str, int], tuple[float, int]] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """As `logging` calls it."""
+        """Print a record; `logging` calls this."""
         place, now = (record.pathname, record.lineno), time.monotonic()
-        at, more = self._told.get(place, (-TOLD_S, 0))
-        is_told = now - at >= TOLD_S
-        self._told[place] = (now, 0) if is_told else (at, more + 1)
-        if is_told and not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)):
-            rest = f" ({more:,} more since the last such line)" if more else ""
-            Output(sys.stderr).line(f"warning: {self.format(record)}{rest}")
+        at, more = self._last.get(place, (-WARN_EVERY_S, 0))
+        is_due = now - at >= WARN_EVERY_S
+        self._last[place] = (now, 0) if is_due else (at, more + 1)
+        if is_due and not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError)):
+            suppressed = f" ({more:,} more since the last such line)" if more else ""
+            Output(sys.stderr).line(f"warning: {self.format(record)}{suppressed}")
 
 
 def _refused(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Tells of connections that the system refuses, such as for want of descriptors; the loop accepts again soon."""
+    """Log connections that the system refuses, for example without free descriptors; the loop soon accepts again."""
     if isinstance(error := context.get("exception"), OSError):
-        told = system_error(error, DeviceError, "taking a connection")
-        logging.getLogger(__name__).warning("%s; %s", told.what, told.next)
+        failure = system_error(error, DeviceError, "taking a connection")
+        logging.getLogger(__name__).warning("%s; %s", failure.what, failure.next)
     else:
         loop.default_exception_handler(context)
 
 
 class _Server(uvicorn.Server):
-    """Ends at a signal when the answers under way are given, or are cut off after `GRACE_S`."""
+    """Ends after a signal, once pending answers are complete or cut off after `GRACE_S`."""
 
     def __init__(self, config: uvicorn.Config, link: Link) -> None:
         super().__init__(config)
         self._link, self._loop = link, asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: object) -> None:
-        """As uvicorn has it called; its own raises the signal again in the end."""
+        """Handle a signal without raising it again at the end, as uvicorn's own handler would."""
         if not self.should_exit:
             self.should_exit = True
             self._loop.call_soon_threadsafe(self._loop.call_later, GRACE_S, self._cut)
@@ -148,12 +148,12 @@ def main(listening: int, link: int) -> None:
     """Serve until the engine's process ends.
 
     Args:
-        listening: the descriptor of a socket that listens.
-        link: that of the connection to the engine.
+        listening: descriptor of a listening socket.
+        link: descriptor of the connection to the engine.
     """
     connection = Connection(link)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a service manager sends to all processes
-    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):  # the engine's process ended before this one began
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a service manager sends it to all processes
+    with ExitStack() as stack, suppress(EOFError, BrokenPipeError):  # the engine's process may have ended already
         start = receive(connection)
         try:
             texts = _texts(start, stack)
@@ -164,7 +164,7 @@ def main(listening: int, link: int) -> None:
 
 
 def _texts(start: Message, stack: ExitStack) -> tuple[Tokenizer, ChatPrompts | None, list[int]]:
-    """What turns requests into ids and ids into text, and the ids that end an answer. Raises: GenesisError."""
+    """Return tokenizer, chat renderer, and the ids that end an answer. Raises: GenesisError."""
     with boundary(ModelError, "reading the tokenizer and the chat template", start["folder"]):
         source = find_source(start["folder"], start["base"])
         tokenizer = Tokenizer.load(source.holding("tokenizer.json"))

@@ -1,9 +1,8 @@
-"""The connection between the engine's process and that of HTTP: its messages, and HTTP's side of it.
+"""The connection between the engine's process and the HTTP process: its messages, and HTTP's side of it.
 
 Messages are JSON objects. To the engine: "new" (id, ids, sampling, max_tokens, stop, sequence), "cancel" (id), "score"
 (id, ids, top). From it: "tokens" (a list of [id, token, finish]), "scores" (id, rows), "failed" (id, what, is_ours).
-First of all the engine's process sends what is to be served, and that of HTTP answers "ready", or "failed" (kind, what,
-where, next) where it cannot serve it.
+First the engine's process sends what to serve. The HTTP process answers "ready", or "failed" (kind, what, where, next).
 """
 
 from __future__ import annotations
@@ -25,22 +24,22 @@ from genesis_cli.session.serving.protocol import BadRequest
 from genesis_models.engine import Sampling, Token
 
 Message = dict[str, Any]
-GRACE_S = 8.0  # for answers under way when a signal ends the server: less than a container's 10 s
+GRACE_S = 8.0  # seconds for pending answers when a signal ends the server: less than a container's 10 s
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Raises: OSError where the other process is gone."""
+    """Raises: OSError: the other process is gone."""
     connection.send_bytes(json.dumps(message, separators=(",", ":")).encode())
 
 
 def receive(connection: Connection) -> Message:
-    """The next message, waiting for it. Raises: EOFError, OSError where the other process is gone."""
+    """Wait for the next message. Raises: EOFError, OSError: the other process is gone."""
     message: Message = json.loads(connection.recv_bytes())
     return message
 
 
 def failure(error: GenesisError) -> Message:
-    """The message of an error, for the other process to raise."""
+    """Return the message of an error, for the other process to raise."""
     return {
         "op": "failed",
         "kind": type(error).__name__,
@@ -51,21 +50,21 @@ def failure(error: GenesisError) -> Message:
 
 
 def failed(message: Message) -> GenesisError:
-    """The error of a message."""
+    """Return the error of a message."""
     kind: type[GenesisError] = getattr(errors, message["kind"], GenesisError)
     return kind(message["what"], where=message["where"], next=message["next"])
 
 
-JOINED_S = 0.02  # tokens that come within it are taken together: a wake-up costs more than they do
-STOPPED, ENDS = "the model does not run any more", "the server ends"
+JOINED_S = 0.02  # tokens that arrive within it are taken together: a wake-up costs more than they do
+STOPPED, ENDS = "the model no longer runs", "the server ends"
 
 
 class _Inbox:
-    """What has come for a request and is not taken yet.
+    """Messages for a request that are not taken yet.
 
     Attributes:
-        is_eager: whether each message wakes whoever takes it, as the first and the last do.
-        is_over: whether the last message has come.
+        is_eager: whether each message wakes the reader, as the first and the last always do.
+        is_over: whether the last message has arrived.
     """
 
     def __init__(self) -> None:
@@ -74,23 +73,23 @@ class _Inbox:
         self._event = asyncio.Event()
 
     async def take(self) -> list[Message]:
-        """All that is there, one message at least."""
+        """Return all pending messages; waits for at least one."""
         await self._event.wait()
         self._event.clear()
         found, self.messages = self.messages, []
         return found
 
     def wake(self) -> None:
-        """Let the messages be taken, if there are any."""
+        """Wake the reader if there are messages."""
         if self.messages:
             self._event.set()
 
 
 class Link:
-    """The connection, as coroutines of one event loop see it.
+    """The connection, for the coroutines of one event loop.
 
     Args:
-        most: requests that wait or run at a time.
+        most: the most requests that wait or run.
         ended: called in the loop when the engine's process is gone.
 
     Attributes:
@@ -107,18 +106,18 @@ class Link:
         self._out: SimpleQueue[Message | None] = SimpleQueue()
         self._gone: str | None = None  # why nothing runs any more
         self._woken_at, self._is_due = 0.0, False
-        for work in (self._read, self._write):  # neither may keep the loop waiting
+        for work in (self._read, self._write):  # threads, so that neither blocks the loop
             threading.Thread(target=work, daemon=True).start()
 
     @contextlib.contextmanager
     def room(self, count: int) -> Iterator[None]:
-        """Places for so many requests, which are kept until the answer to them is sent.
+        """Reserve places for `count` requests until the answer to them is sent.
 
         Raises:
-            BadRequest: there are never so many (400), or not now (429).
+            BadRequest: so many places never exist (400), or are not free now (429).
         """
         if count > self._most:
-            what = f"the request asks for {count} texts, and at most {self._most} wait or run; ask for fewer at a time"
+            what = f"the request asks for {count} texts, over the limit of {self._most}; ask for fewer at a time"
             raise BadRequest(what, code="too_many_texts")
         if self.taken + count > self._most:
             what = f"{self.taken} requests wait or run, of at most {self._most}; try again later"
@@ -133,14 +132,14 @@ class Link:
         self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int],
         *, is_eager: bool = False,
     ) -> AsyncGenerator[list[Token], None]:  # fmt: skip
-        """What continues ids; a request whose tokens nobody takes any more is cancelled.
+        """Yield the tokens that continue ids; the request is cancelled when the consumer stops.
 
         Args:
-            is_eager: whether each token is told at once; else the first and the last are, and others that come within
-                `JOINED_S` together.
+            is_eager: deliver each token at once. Otherwise only the first and the last are, and others that arrive
+                within `JOINED_S` are joined.
 
         Raises:
-            BadRequest: it cannot run.
+            BadRequest: the request cannot run.
         """
         message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
         with self._asked({"op": "new", **message, "stop": list(stop)}) as (id, inbox):
@@ -153,7 +152,7 @@ class Link:
                 yield [Token(id, each["token"], None, each["finish"]) for each in found]
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
-        """As `scoring.scores` of the ids from the second on. Raises: BadRequest."""
+        """Return `scores` of the ids from the second on. Raises: BadRequest."""
         with self._asked({"op": "score", "ids": list(ids), "top": top}) as (_, inbox):
             [found] = await inbox.take()
             _check(found)
@@ -162,7 +161,7 @@ class Link:
 
     @contextlib.contextmanager
     def _asked(self, message: Message) -> Iterator[tuple[int, _Inbox]]:
-        """A request's number and what comes for it; it is cancelled where the block ends before it is over."""
+        """Send a request, and yield its number and inbox; cancel it if the block ends early."""
         if self._gone is not None:
             raise BadRequest(self._gone, status=503)
         id, inbox = next(self._ids), _Inbox()
@@ -176,7 +175,7 @@ class Link:
                 self._out.put({"op": "cancel", "id": id})
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # the reader notices
+        with contextlib.suppress(OSError):  # the reading thread notices too
             while (message := self._out.get()) is not None:
                 send(self._connection, message)
 
@@ -189,7 +188,7 @@ class Link:
                 self._loop.call_soon_threadsafe(self.close, STOPPED)
 
     def _deliver(self, message: Message) -> None:
-        if self._gone is not None:  # all have their error
+        if self._gone is not None:  # all requests have their error already
             return
         if message["op"] != "tokens":
             self._put(message["id"], message)
@@ -216,7 +215,7 @@ class Link:
             inbox.wake()
 
     def close(self, why: str) -> None:
-        """End what waits or runs with an error, and what begins from now on."""
+        """End all requests, present and future, with an error."""
         self._gone = self._gone or why
         for id in self.live:
             self._put(id, {"op": "failed", "what": self._gone, "is_ours": True, "status": 503})
@@ -224,6 +223,6 @@ class Link:
 
 
 def _check(found: Message) -> None:
-    """Raises: BadRequest where it says that a request has failed."""
+    """Raises: BadRequest: the message reports a failed request."""
     if found.get("op") == "failed":
         raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))

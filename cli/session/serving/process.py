@@ -1,4 +1,4 @@
-"""`genesis serve`: the engine runs here and takes requests while others run; HTTP runs in a child."""
+"""`genesis serve`: this process runs the engine, which accepts requests while others run; a child serves HTTP."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from genesis_models.source import find_source
 
 
 class Gone(Exception):
-    """The process of HTTP has ended."""
+    """The HTTP process has ended."""
 
 
 class Worker:
-    """Runs an engine for the requests of a connection until that is closed."""
+    """Runs an engine for the requests of a connection until it closes."""
 
     def __init__(self, connection: Connection, model: CausalLM, engine: Runner) -> None:
         self._connection, self._model, self._engine = connection, model, engine
@@ -52,9 +52,9 @@ class Worker:
         self._unscored: deque[Message] = deque()
         self._was_step = True  # since the last sequence was scored
         self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
-        self._drawn: list[tuple[int, int | None, str | None]] = []  # that are not sent yet
-        self._told: set[int] = set()  # the ids among them
-        self._arrived = select.poll()  # made once: Connection.poll makes one for each question
+        self._drawn: list[tuple[int, int | None, str | None]] = []  # tokens that are not sent yet
+        self._drawn_ids: set[int] = set()  # ids of their requests
+        self._arrived = select.poll()  # created once, unlike in Connection.poll
         self._arrived.register(connection.fileno(), select.POLLIN)
 
     def run(self) -> None:
@@ -70,7 +70,7 @@ class Worker:
             self._numbers.clear()
 
     def _requests(self) -> Iterator[Request | None]:
-        """What the engine takes: the next request; None while none waits and others run."""
+        """Yield the next request, or None when nothing is pending and others run."""
         number = 0
         while True:
             self._flush()
@@ -91,15 +91,15 @@ class Worker:
             yield request
 
     def _take(self, token: Token) -> None:
-        """Keep a token until the others of its step are there."""
+        """Keep a token until the other tokens of its step are drawn."""
         self._was_step = True
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
             return
-        if id in self._told:
+        if id in self._drawn_ids:
             self._flush()
             self._poll()
-        self._told.add(id)
+        self._drawn_ids.add(id)
         self._drawn.append((id, token.id, token.finish))
         if token.finish is not None:
             self._numbers.pop(token.request, None)
@@ -108,10 +108,10 @@ class Worker:
         if self._drawn:
             send(self._connection, {"op": "tokens", "tokens": self._drawn})
             self._drawn = []
-            self._told.clear()
+            self._drawn_ids.clear()
 
     def _poll(self) -> None:
-        """Take what has come, waiting where there is nothing to do, and score one sequence between two steps."""
+        """Receive messages, waiting if there is nothing to do, and score one sequence between two steps."""
         waits = not (self._numbers or self._waiting or self._unscored)
         while self._arrived.poll(None if waits else 0):
             waits = False
@@ -146,7 +146,7 @@ class Worker:
         send(self._connection, {"op": "scores", "id": message["id"], "rows": rows})
 
     def _fail(self, ids: list[int], error: GenesisError, *, is_ours: bool) -> None:
-        """Tell that requests have ended by an error: theirs, or the model's and the machine's."""
+        """Report that requests have failed through their own fault, or through the model's or the machine's."""
         self._drawn = [each for each in self._drawn if each[0] not in ids]
         for id in ids:
             send(self._connection, {"op": "failed", "id": id, "what": error.what, "is_ours": is_ours})
@@ -157,10 +157,10 @@ def _request(message: Message) -> Request:
     return Request(ids, sampling, message["max_tokens"], stop, message["sequence"])
 
 
-CONTEXT = 4096  # tokens of a sequence where the model takes more and the user names no number
-ENDING_S = 4  # in which the process of HTTP ends after its last answer
+CONTEXT = 4096  # the most tokens of a sequence by default
+ENDING_S = 4  # seconds within which the HTTP process ends after its last answer
 MOST_KEY = 4096  # characters
-ENGINE_S = 3  # in which this process ends after that, unless its engine hangs
+ENGINE_S = 3  # seconds within which this process ends after that, unless its engine hangs
 
 
 def serve(
@@ -178,18 +178,18 @@ def serve(
     dtype: str,
     kv_cache: Literal["auto", "fp8"],
 ) -> None:
-    """Answer requests until a signal comes.
+    """Answer requests until a signal arrives.
 
     Args:
-        api_key: what clients must send; None: nothing.
-        name: of the model, for clients; None: the folder's.
-        context: the most tokens of a sequence, its prompt included.
-        queue: requests that may wait or run.
-        most_bytes: of a request's body.
+        api_key: key that clients must send; None requires none.
+        name: name of the model for clients; the folder's name by default.
+        context: the most tokens of a sequence, including its prompt.
+        queue: the most requests that wait or run.
+        most_bytes: the most bytes of a request's body.
 
     Raises:
-        UsageError: beyond loopback without a key, a key that cannot be sent, or an impossible context. DeviceError: the
-            address is taken, or the extra is not installed. InterruptedRun: a signal ended it.
+        UsageError: no key for an address beyond loopback, a key that cannot be sent, or an impossible context.
+            DeviceError: the address is in use, or the extra is not installed. InterruptedRun: a signal ended it.
     """
     _check_key(api_key)
     _check_extra()
@@ -200,11 +200,11 @@ def serve(
         source = find_source(folder, base)
         console.line(str(source))
         if not read_chat_templates(template_folder(source)):
-            console.line("it has no chat template: only /v1/completions is answered")
+            console.line("the model has no chat template: only /v1/completions is served")
         model, _ = opened(source, resolve_device(device), dtype)
         longest = model.config.context_length
         if context is not None and context > longest:
-            raise UsageError(f"--context {context} is beyond the model's {longest} positions", next="lower it")
+            raise UsageError(f"--context {context} exceeds the model's {longest} positions", next="lower it")
         if (line := drawing_line(source.folders)) is not None:
             console.line(line)
         context = min(CONTEXT, longest) if context is None else context
@@ -230,14 +230,14 @@ def serve(
         if ending.received is not None:
             what = f"{signal.Signals(ending.received).name} ended the server"
             raise InterruptedRun(what, signal=ending.received)
-    raise DeviceError("the process of HTTP has ended", next="look for its message above")
+    raise DeviceError("the HTTP process has ended", next="see its message above")
 
 
 class _Ending:
-    """Ends the server at a signal, beside the engine, which may compute or hang: the second signal does not wait.
+    """Ends the server at a signal, independently of the engine, which may be busy; a second signal ends it at once.
 
     Attributes:
-        received: the number of the first signal.
+        received: number of the first signal.
     """
 
     def __init__(self, child: subprocess.Popen[bytes], console: Output) -> None:
@@ -248,13 +248,13 @@ class _Ending:
         signal.set_wakeup_fd(told)
         for number in Interrupts.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda *_: None)  # the number comes through the pipe, whatever runs here
+                signal.signal(number, lambda *_: None)  # the number arrives through the pipe even during native code
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
         number = self.received = os.read(self._signals, 1)[0]
         begun, child = time.monotonic(), self._child
-        self._console.line(f"stopping: answers under way have {GRACE_S:.0f} s (again: stop now)")
+        self._console.line(f"stopping: pending answers have {GRACE_S:.0f} s (again: stop now)")
         self._console.flush()
         child.send_signal(signal.SIGTERM)
         while child.poll() is None and time.monotonic() - begun < GRACE_S + ENDING_S:
@@ -268,12 +268,12 @@ class _Ending:
 
 
 def _check_key(key: str | None) -> None:
-    """Raises: UsageError for a key that no header can hold."""
+    """Raises: UsageError: an HTTP header cannot hold the key."""
     is_latin = key is None or all(ord(each) < 256 for each in key)
     if key is not None and not (is_latin and key.isprintable() and key == key.strip() and 0 < len(key) <= MOST_KEY):
         wrong = "it is empty, too long, or has line ends, spaces at its ends or rare characters"
-        what = f"no client can send the key: {wrong}"
-        raise UsageError(what, where="--api-key, or GENESIS_API_KEY", next="choose letters, digits and signs of ASCII")
+        what = f"clients cannot send the key: {wrong}"
+        raise UsageError(what, where="--api-key, or GENESIS_API_KEY", next="use ASCII letters, digits and signs")
 
 
 def _in_url(host: str) -> str:
@@ -285,12 +285,12 @@ def _check_extra() -> None:
         try:
             __import__(package)
         except ModuleNotFoundError:
-            next = "pip install starlette uvicorn, which are the extra `serve` of Genesis"
+            next = "install Genesis's extra `serve`: pip install starlette uvicorn"
             raise DeviceError(f"the package {package} is not installed", next=next) from None
 
 
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """The family of an address, and itself as sockets take it; of a name's IPv4 before IPv6. Raises: OSError."""
+    """Return the family and the socket address of a host; IPv4 takes precedence over IPv6. Raises: OSError."""
     with suppress(ValueError):
         ip_address(host)
         return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port)
@@ -300,27 +300,27 @@ def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...
 
 @contextmanager
 def _listening(host: str, port: int, *, has_key: bool) -> Iterator[socket.socket]:
-    """A socket that listens, before anything is loaded.
+    """Yield a listening socket before anything is loaded.
 
     Raises:
-        UsageError: other machines can reach the address, and there is no key. DeviceError: it cannot be had.
+        UsageError: other machines can reach the address, and there is no key. DeviceError: the address is unusable.
     """
     with ExitStack() as stack:
         try:
-            # What is bound is what was looked at: a name may lead elsewhere the next time.
+            # Bind the address that is checked: a name may resolve to another one the next time.
             family, address = _address(host, port)
             if not has_key and not is_loopback(address[0]):
-                what = f"{escape(host)} can be reached from other machines, and no key is asked for"
-                raise UsageError(what, where="--host", next="set --api-key, or leave --host out")
+                what = f"other machines can reach {escape(host)}, but no key is required"
+                raise UsageError(what, where="--host", next="set --api-key, or remove --host")
             listening = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             listening.listen(1024)
         except (OSError, UnicodeError) as error:
             is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
-            reason = "is taken" if is_taken else f"cannot be used: {getattr(error, 'strerror', None) or error}"
+            reason = "is in use" if is_taken else f"cannot be used: {getattr(error, 'strerror', None) or error}"
             what = f"{escape(host)} port {port} {reason}"
-            where, next = ("--port", "; 0 takes a free one") if is_taken else ("--host and --port", ", or leave it out")
+            where, next = ("--port", "; 0 picks a free one") if is_taken else ("--host and --port", ", or remove it")
             raise DeviceError(what, where=where, next=f"choose another{next}") from None
         listening.setblocking(False)
         yield listening
@@ -328,7 +328,7 @@ def _listening(host: str, port: int, *, has_key: bool) -> Iterator[socket.socket
 
 @contextmanager
 def _http(listening: socket.socket, start: Message) -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
-    """A child that serves, and the connection to it. From then on the child alone listens.
+    """Start a child that serves HTTP, and yield the connection to it; from then on only the child listens.
 
     Raises:
         GenesisError: it cannot serve this model. DeviceError: it does not start.
@@ -340,7 +340,7 @@ def _http(listening: socket.socket, start: Message) -> Iterator[tuple[Connection
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=(listening.fileno(), theirs.fileno()),
-        start_new_session=True,  # an interrupt from the terminal is the parent's to handle
+        start_new_session=True,  # only the parent handles an interrupt from the terminal
     )
     theirs.close()
     is_ready = False
@@ -349,15 +349,15 @@ def _http(listening: socket.socket, start: Message) -> Iterator[tuple[Connection
             send(ours, start)
             answer = receive(ours)
         except (EOFError, OSError):
-            raise DeviceError("the process of HTTP does not start", next="look for its message above") from None
+            raise DeviceError("the HTTP process does not start", next="see its message above") from None
         if answer["op"] == "failed":
             raise failed(answer)
         is_ready = True
         listening.close()
         yield ours, child
     finally:
-        ours.close()  # which tells it to end
-        if not is_ready:  # there is nobody to say goodbye to
+        ours.close()  # makes the child end
+        if not is_ready:  # the child has no answers to finish
             child.kill()
         try:
             child.wait(ENDING_S)

@@ -1,4 +1,4 @@
-"""OpenAI's interface as JSON: the bodies of requests, checked, and the answers, chunks and log-probabilities."""
+"""OpenAI's interface as JSON: checks the bodies of requests, and builds answers, chunks and log-probabilities."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from genesis_models.engine import Sampling
 
 T = TypeVar("T", bound="Body")
 MOST_CHOICES = 128
-MOST_VALUES = 500_000  # of a body
+MOST_VALUES = 500_000  # values in a body
 MOST_PARTS = 50_000  # strings, lists and objects among them, keys included
 TEXT, DIGITS = re.compile(rb'"[^"]*"'), re.compile(rb"[0-9]{100}")
 MOST_STOPS, MOST_STOP_CHARS = 16, 1000
 MOST_TOP = 20
-# Fields of OpenAI's that change no answer.
+# OpenAI's fields that do not change the answer.
 IGNORED = frozenset({
     "metadata", "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
-# Of fields that would change it and are not done: the values that ask for nothing, as null always does.
+# Unsupported fields that would change the answer -> the values that have no effect, in addition to null.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
@@ -59,7 +59,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
     "verbosity": ("medium",),
 }
-# What a value must be, by the name of pydantic's error, whose context is put in.
+# Name of pydantic's error -> what is expected; its context is filled in.
 WORDS: Mapping[str, str] = {
     "missing": "the field is missing",
     "greater_than": "above {gt}",
@@ -81,12 +81,12 @@ WORDS: Mapping[str, str] = {
 
 
 def _listed(value: Any) -> Any:
-    """One string as a list of them: a union of the two has an error for each, and none says which was meant."""
+    """Wrap a single string in a list: a union would report an error for each alternative."""
     return value if value is None or isinstance(value, list) else [value]
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """Each prompt of a value that may be one or several."""
+    """Return the prompts of a value that may be one or several."""
     several = value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
     for place, each in enumerate(several):
         if isinstance(each, str) or (isinstance(each, list) and each and {*map(type, each)} == {int}):
@@ -95,7 +95,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
         if isinstance(each, list) and each:
             at = next(at for at, token in enumerate(each) if type(token) is not int)
             wrong = f"a list with {describe(each[at])} at position {at}"
-        what = f"a text, a list of token ids, or a list of either is expected, and prompt {place} is {wrong}"
+        what = f"expected a text, a list of token ids, or a list of either, but prompt {place} is {wrong}"
         raise PydanticCustomError("prompt", what)
     return several
 
@@ -104,8 +104,8 @@ class BadRequest(Exception):
     """A request that is answered with an error.
 
     Args:
-        what: for the client's user.
-        param: the field that is wrong.
+        what: message for the client's user.
+        param: the wrong field.
     """
 
     def __init__(self, what: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
@@ -113,13 +113,13 @@ class BadRequest(Exception):
         self.status, self.param, self.code = status, param, code
 
     def body(self) -> dict[str, Any]:
-        """The error as OpenAI's clients read it."""
+        """Return the error in the form that OpenAI's clients read."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides its text."""
+    """Options of a stream."""
 
     include_usage: StrictBool | None = None
 
@@ -128,7 +128,7 @@ Stop = Annotated[StrictStr, Field(max_length=MOST_STOP_CHARS)]
 
 
 class Body(BaseModel):
-    """What both kinds of requests have."""
+    """Fields that both kinds of requests have."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -145,11 +145,11 @@ class Body(BaseModel):
     stream_options: StreamOptions | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest for fields that do not go together."""
+        """Raises: BadRequest: fields contradict each other."""
 
     @property
     def choices(self) -> int:
-        """Answers to each prompt."""
+        """The number of answers to each prompt."""
         return self.n or 1
 
     @property
@@ -158,17 +158,17 @@ class Body(BaseModel):
         return [text for text in self.stop or [] if text]
 
     def sampling(self, defaults: Mapping[str, Any] | None = None) -> Sampling:
-        """How tokens are drawn: as the request says, then by `defaults`; without a seed by one that nobody chose."""
+        """Return the sampling settings: the request's, then `defaults`; without a seed a random one."""
         seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         asked = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if asked.get("top_k", 1) < 1:  # other servers' word for all
+        if asked.get("top_k", 1) < 1:  # other servers use it for all tokens
             asked["top_k"] = None
         return Sampling(**{"temperature": 1.0, **(defaults or {}), **asked}, seed=seed)
 
 
 class CompletionBody(Body):
-    """Of /v1/completions."""
+    """Body of /v1/completions."""
 
     prompts: Annotated[list[str | list[int]], Field(alias="prompt"), PlainValidator(_prompts)]
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
@@ -177,13 +177,13 @@ class CompletionBody(Body):
     best_of: StrictInt | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest for more texts drawn than given."""
+        """Raises: BadRequest: it asks to draw more texts than to return."""
         if self.best_of not in (None, self.choices):
-            raise BadRequest("best_of: only as many texts are drawn as are given", param="best_of")
+            raise BadRequest("best_of must equal n: all drawn texts are returned", param="best_of")
 
 
 class ChatBody(Body):
-    """Of /v1/chat/completions."""
+    """Body of /v1/chat/completions."""
 
     messages: Annotated[list[dict[str, Any]], FailFast(), Field(min_length=1)]
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -192,13 +192,13 @@ class ChatBody(Body):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest for alternatives to tokens that are not told."""
+        """Raises: BadRequest: top_logprobs is given without logprobs."""
         if self.top_logprobs and not self.logprobs:
-            raise BadRequest("top_logprobs: only with logprobs", param="top_logprobs")
+            raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an IP address leads to this machine alone."""
+    """Whether an IP address can be reached only from this machine."""
     try:
         found = ip_address(address.partition("%")[0])
     except ValueError:
@@ -207,23 +207,23 @@ def is_loopback(address: str) -> bool:
 
 
 def parsed_json(data: bytes) -> Any:
-    """The value of a body. Nobody else is served while it is built, so what that takes is counted first.
+    """Return the value of a body. Parsing blocks all clients, so its cost is bounded first.
 
     Raises:
         BadRequest.
     """
-    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # every quote that is left opens or closes a string
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # each remaining quote opens or closes a string
     parts = plain.count(b'"') // 2
     outside = TEXT.sub(b"", plain) if parts <= MOST_PARTS else b""
     if parts + outside.count(b"[") + outside.count(b"{") > MOST_PARTS or outside.count(b",") >= MOST_VALUES:
-        what = f"the body has more than {MOST_PARTS:,} strings, lists and objects, or than {MOST_VALUES:,} values"
+        what = f"the body has more than {MOST_PARTS:,} strings, lists and objects, or more than {MOST_VALUES:,} values"
         raise BadRequest(what, status=413)
-    if DIGITS.search(outside):  # Python's time for a whole number grows with the square of its digits
+    if DIGITS.search(outside):  # Python parses an integer in time quadratic in its digits
         raise BadRequest("the body has a number of 100 digits or more")
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError):
-        raise BadRequest("the body is no JSON in UTF-8 of plain values") from None
+        raise BadRequest("the body is not UTF-8 JSON of plain values") from None
 
 
 def _refuse(name: str) -> None:
@@ -231,7 +231,7 @@ def _refuse(name: str) -> None:
 
 
 def parsed(kind: type[T], value: Any) -> T:
-    """The body of a request. Raises: BadRequest, with the first field that is wrong."""
+    """Return the body of a request. Raises: BadRequest: it names the first wrong field."""
     if isinstance(value, dict):
         _check_fields(kind, value)
     try:
@@ -248,7 +248,7 @@ def parsed(kind: type[T], value: Any) -> T:
 
 
 def _check_fields(kind: type[Body], value: dict[str, Any]) -> None:
-    """A field that nobody reads is refused: without it the answer may be another than was asked for.
+    """Refuse unknown fields: ignoring one could give another answer than the client asked for.
 
     Raises:
         BadRequest.
@@ -259,19 +259,19 @@ def _check_fields(kind: type[Body], value: dict[str, Any]) -> None:
             continue
         meant = nearest(name[:100], known)
         hint = "" if meant is None else f", or write {meant}"
-        raise BadRequest(f"{escape(name[:100])}: not served here; leave it out{hint}", param=name[:100])
+        raise BadRequest(f"{escape(name[:100])}: not supported; remove it{hint}", param=name[:100])
 
 
 @dataclass(slots=True)
 class Choice:
-    """A text that answers.
+    """A text that answers a prompt.
 
     Attributes:
-        prompt: its ids.
-        asked: the prompt as it was sent; None where that was ids.
-        ids: of the text.
-        finish: why it ends, in OpenAI's words.
-        logprobs: as JSON, which is made choice by choice: all at once would keep the server busy.
+        prompt: ids of the prompt.
+        asked: the prompt's text as it was sent; None if ids were sent.
+        ids: ids of the text.
+        finish: reason of its end in OpenAI's terms.
+        logprobs: JSON, built choice by choice: building all at once would block the server.
     """
 
     prompt: Sequence[int]
@@ -283,7 +283,7 @@ class Choice:
 
 
 class Answer:
-    """The frame of an answer, which all its chunks share."""
+    """The frame of an answer that all its chunks share."""
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._is_chat, self._model, self._created = is_chat, model, int(time.time())
@@ -291,23 +291,23 @@ class Answer:
         self._id = ("chatcmpl-" if is_chat else "cmpl-") + secrets.token_hex(12)
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
-        """All at once, as JSON."""
+        """Return the complete answer as JSON."""
         frame = {**self._frame("chat.completion" if self._is_chat else "text_completion", []), "usage": usage(choices)}
         parts = b",".join(self._choice(i, each) for i, each in enumerate(choices))
         return _json(frame).replace(b'"choices":[]', b'"choices":[' + parts + b"]", 1)
 
     def begin(self, index: int) -> dict[str, Any]:
-        """The first chunk of a chat's choice."""
+        """Return the first chunk of a chat's choice."""
         return self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
 
     def part(self, index: int, text: str, finish: str | None) -> dict[str, Any]:
-        """A further chunk."""
+        """Return a further chunk."""
         if not self._is_chat:
             return self._chunk(index, {"text": text}, finish)
         return self._chunk(index, {"delta": {"content": text} if text else {}}, finish)
 
     def end(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The last chunk of a stream that says what it took."""
+        """Return the last chunk of a stream with its usage."""
         return {**self._frame(self._chunk_kind, []), "usage": usage(choices)}
 
     def _chunk(self, index: int, body: dict[str, Any], finish: str | None) -> dict[str, Any]:
@@ -324,14 +324,14 @@ class Answer:
 
 
 def usage(choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens that were read and drawn; a prompt with several answers counts once."""
+    """Return the numbers of prompt and drawn tokens; a prompt with several answers counts once."""
     prompts = {id(choice.prompt): len(choice.prompt) for choice in choices}
     read, drawn = sum(prompts.values()), sum(len(choice.ids) for choice in choices)
     return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
 
 
 def event(value: dict[str, Any] | None) -> bytes:
-    """A server-sent event; None is the end."""
+    """Return a server-sent event; None marks the end."""
     return b"data: " + (b"[DONE]" if value is None else _json(value)) + b"\n\n"
 
 
@@ -340,11 +340,11 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[Any], is_chat: bool, echo: bool) -> bytes:
-    """The log-probabilities of a choice as JSON.
+    """Return the log-probabilities of a choice as JSON.
 
     Args:
-        rows: `worker.scores` of the prompt and the text.
-        echo: whether the prompt's are told too; not of a chat.
+        rows: `scores` of the prompt and the text.
+        echo: include the prompt's; not for a chat.
     """
     if is_chat:
         return _json(_chat_logprobs(tokenizer, choice, rows))
@@ -368,14 +368,14 @@ def _completion_logprobs(tokenizer: Tokenizer, choice: Choice, rows: Sequence[An
 
 
 def _begins(tokenizer: Tokenizer, choice: Choice) -> list[bool]:
-    """Whether a text begins with each token: with the first, and behind a special one."""
+    """Return for each token whether a text begins with it: the first token, and tokens after a special one."""
     return [True, *(id in tokenizer.special_ids for id in (*choice.prompt, *choice.ids)[:-1])]
 
 
 def _offsets(tokenizer: Tokenizer, choice: Choice, *, echo: bool) -> Iterator[int]:
-    """Where each token begins in the text; one that gives no text, such as a first one of the model's, takes none."""
+    """Yield the offset of each token in the text; a token without text, such as the first one, takes no characters."""
     at = 0
-    shown = StreamDecoder(tokenizer, skip_special=choice.asked is not None)  # what was sent as text has no special ones
+    shown = StreamDecoder(tokenizer, skip_special=choice.asked is not None)  # a prompt sent as text has no special ones
     drawn = StreamDecoder(tokenizer, after=choice.prompt)
     for ids, decoder in ((choice.prompt if echo else (), shown), (choice.ids, drawn)):
         for id in ids:
@@ -385,7 +385,7 @@ def _offsets(tokenizer: Tokenizer, choice: Choice, *, echo: bool) -> Iterator[in
 
 
 def _by_text(tokenizer: Tokenizer, top: Sequence[tuple[int, float]], begins: bool) -> dict[str, float]:
-    """Of tokens that look alike, such as parts of characters, the likeliest."""
+    """Return text -> log-probability; among tokens with the same text (parts of characters) the likeliest counts."""
     found: dict[str, float] = {}
     for id, chance in top:
         found.setdefault(token_text(tokenizer, id, begins=begins), chance)
