@@ -1,1 +1,1 @@
-"""The YAML recipes shipped with Genesis, and the chats that they learn; a package so that they travel in the wheel."""
+"""The recipes and example chats that ship with Genesis; a package, so that the wheel includes them."""
