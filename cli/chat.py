@@ -109,10 +109,12 @@ def _converse(talk: Talk) -> None:
 
 
 def _process(talk: Talk, line: str, out: Output, console: Output) -> None:
+    # A message; // at its start means /.
     if not line.startswith("/") or line.startswith("//"):
         if line.strip():
             _answer(talk, talk.say(line.removeprefix("/")), out, console)
         return
+    # A command.
     name, _, argument = (part.strip() for part in line.strip().partition(" "))
     if name == "/help":
         width = max(map(len, COMMANDS))

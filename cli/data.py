@@ -69,9 +69,11 @@ def _config(words: list[str], model: str | None, seq_len: int | None) -> Config:
     overrides = [word for word in words if _OVERRIDE.match(word)]
     if seq_len is not None:
         overrides.append(f"data.seq_len={seq_len}")
+    # A configuration or a recipe, possibly with another model.
     if len(names) == 1 and (names[0] in recipes.names() or names[0].lower().endswith((".yaml", ".yml"))):
         given = [] if model is None else ["model.preset=null", "model.config=null", f"model.path={emit_value(model)}"]
         return recipes.load(names[0], [*given, *overrides])
+    # Sources only: the model folder determines tokenizer, template and length.
     if not names:
         raise UsageError("no data are named", where="command line", next="name a configuration or data files")
     if model is None:

@@ -65,6 +65,7 @@ def evaluate(
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
+    # Check all options before the slow imports.
     run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
     drawing = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))
     kind = weight_dtype(dtype, quantized=True)
@@ -77,6 +78,7 @@ def evaluate(
     found: dict[str, float | int] = {}
     asked: dict[str, object] = {}
     model: dict[str, Any] = {"dtype": kind, "base": base, "template": template}
+    # Measure on data, on questions, or on both.
     with fitting(ModelError, "running the model", folder):
         if data:
             found |= session.evaluate(folder, data, seq_len=seq_len, **run, **model)

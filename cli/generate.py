@@ -72,6 +72,7 @@ def generate(
     from genesis.train.config import EvalConfig, TrainConfig
     from genesis.train.output import Output
 
+    # Check all options before the slow imports.
     lines: list[str] = []  # about the whole command
     length = options.settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))["sample_tokens"]
     drawing = options.given_drawing(

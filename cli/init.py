@@ -69,6 +69,7 @@ def init(
     if model == "":
         raise UsageError("--model is empty", where="command line", next="name a model, or omit --model for a new one")
     session.check_new(path, force=force)
+    # On a terminal, ask for the choices that no option makes.
     if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
         model, goal, source = _questions()
         data = [source]
@@ -82,6 +83,7 @@ def init(
         output_dir=output_dir or f"runs/{path.stem}",
         seq_len=seq_len,
     )
+    # Size the steps, and write the file.
     with fitting(ModelError, "sizing the model"):
         place = session.place_for(gpu_memory)
         text, sized = session.config_text(asked, place, recipes.text_of)

@@ -45,6 +45,7 @@ def pull(
             console.write("\n")  # keeps the progress bar on the line above
         console.line(line)
 
+    # Download, with a progress bar.
     with tokenizing(str(repo), console) as progress:
         found = fetch(
             repo,
@@ -53,6 +54,7 @@ def pull(
             progress=progress,
             note=note,
         )
+    # Report what was downloaded, and how to use it.
     size = sum(file.size for file in found.files)
     came = "all files were present" if not found.fetched else f"{format_bytes(found.fetched)} downloaded"
     console.line(f"{repo}: {len(found.files)} files, {format_bytes(size)}, hashes compared; {came}")

@@ -356,6 +356,7 @@ class Reader:
             names: name in the config -> scaling rule, as in `ROPE_KINDS`.
             rotates_parts: whether `partial_rotary_factor` may be below 1.
         """
+        # Choose the object and the rule.
         parameters, scaling = self.object("rope_parameters"), self.object("rope_scaling")
         name, given = ("rope_scaling", scaling) if scaling else ("rope_parameters", parameters)
         kinds = (given.get("rope_type"), given.get("type"), "default")
@@ -367,6 +368,7 @@ class Reader:
         if unknown:
             found = f"{name} has the unknown key {_shown(unknown[0])}"
             raise self.fail(f"{found}, which may change the computation", next="remove it if it changes nothing")
+        # Keys outside the object: θ, the trained length, the rotated part of a head.
         theta = self.raw.get("rope_theta") if given.get("rope_theta") is None else given["rope_theta"]
         if theta is None and parameters.get("rope_theta") not in (None, ROPE_THETA):
             base = _shown(parameters["rope_theta"])
@@ -376,6 +378,7 @@ class Reader:
             given["original_max_position_embeddings"] = self.count("original_max_position_embeddings")
         if rotates_parts and self.raw.get("partial_rotary_factor") is not None:
             given.setdefault("partial_rotary_factor", self.raw["partial_rotary_factor"])
+        # Check the parameters of the rule.
         reader = Reader({**given, "rope_theta": theta}, f"{self.where}, {name}")
         theta = reader.theta("rope_theta")
         reader.check_rope(kind)

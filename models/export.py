@@ -266,12 +266,14 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
     Args:
         base: the base's name in the adapter.
     """
+    # A model that no Genesis run made keeps its own README.
     saved = Path(os.path.abspath(source.adapter or source.folder))
     is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None
     run = saved.parent if is_checkpoint else saved
     record = run_file(run, RESOLVED)
     if record is None and not merged and exists(saved / README):
         return read_limited(safe_join(saved, README), MAX_README)
+    # The configuration and the data sets come from the run's record.
     config, sources = None, list[Any]()
     if record is not None:
         with suppress(ConfigError):  # another version of Genesis may have written the record
@@ -279,6 +281,7 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
             sources = [
                 DATA_SOURCE.fullmatch(each if isinstance(each, str) else each.path) for each in config.data.train
             ]
+    # The head: metadata for the hub.
     is_adapter, folder = source.adapter is not None and not merged, source.folder
     if base is None and config is not None and config.model.path is not None:
         base, folder = config.model.path, Path(local_path(config.model.path))
@@ -289,6 +292,7 @@ def card_of(source: ModelSource, base: str | None, *, merged: bool, dtype: str |
         "datasets": sorted({found[1] for found in sources if found}),
         "tags": ["genesis", *(["lora"] if source.adapter is not None else [])],
     }
+    # The text: a table of facts, and the commands that made the model.
     rows = {"Genesis": __version__, "base model": base and public(base), **({} if record is None else _state(saved))}
     text = f"# {name}\n\nThis {kind} was written by Genesis.\n\n| | |\n|---|---|\n"
     text += "".join(f"| {key} | {escape(value).replace('|', '/')} |\n" for key, value in rows.items() if value)

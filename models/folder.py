@@ -116,12 +116,14 @@ def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM
     """Return the model in a folder of whole weights."""
     config, target = read_config(folder), as_device(device)
     shapes = parameter_shapes(config)
+    # Check names and memory before allocating.
     with _weights(folder, shapes) as weights:
         _check_names(config, shapes, weights, escape(folder))
         chosen = weight_type(dtype, target, config.stored_dtype or _main_type(weights))
         config = config.with_rows(rows)
         check_fits(sum(map(math.prod, parameter_shapes(config).values())), chosen.name, target, where=escape(folder))
         model = empty_model(config, device=device, dtype=chosen.name)
+        # Read each tensor into its parameter; additional rows become the mean of the stored ones.
         for name, parameter in model.named_parameters():
             stored = parameter.detach().narrow(0, 0, shapes[name][0])
             if parameter.device != CPU:
@@ -132,6 +134,7 @@ def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM
                 np.copyto(stored.numpy(), weights.read(name), casting="unsafe")
             if (new := len(parameter) - len(stored)) > 0:
                 parameter.detach().narrow(0, len(stored), new).copy_(stored.mean(0, keepdim=True))
+        # A tied head may be stored a second time, but must be equal.
         stores_tied = config.tie_word_embeddings and HEAD in weights.names
         if stores_tied and not np.array_equal(weights.read(HEAD), weights.read(EMBEDDING)):
             what = f"tie_word_embeddings is set, but {HEAD} differs from {EMBEDDING}"

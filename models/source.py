@@ -219,11 +219,13 @@ def _pickle(where: str) -> ModelError:
 def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:
     """Yield an error for each thing that a folder holds instead of a model, the most certain first."""
     where = escape(folder)
+    # An adapter.
     if adapters.ADAPTER_CONFIG in names:
         base = read_json(safe_join(folder, adapters.ADAPTER_CONFIG, where=where)).get("base_model_name_or_path")
         of = f", base model {escape(base)[:200]}" if isinstance(base, str) and base else ""
         next = "name its base, or merge the two: genesis export --merge; init_from continues its training"
         yield ModelError(f"{where} is a PEFT adapter{of}, but this needs a whole model", next=next)
+    # A run: with complete checkpoints, or without.
     steps = [int(m[1]) for m in map(CHECKPOINT.fullmatch, names) if m]
     complete = [step for step in steps if (folder / f"checkpoint-{step}" / MANIFEST_NAME).is_file()]
     if complete:
@@ -232,11 +234,13 @@ def _other_contents(folder: Path, names: list[str]) -> Iterator[ModelError]:
     if RESOLVED in names:
         what = f"{where} is a run that has neither a model nor a complete checkpoint yet"
         yield ModelError(what, next="continue it (genesis train CONFIG --resume), or name another folder")
+    # Weights in another format.
     if not any(name.endswith(".safetensors") for name in names):
         if any(name.lower().endswith(".gguf") for name in names):
             yield _gguf(where)
         if any(name.lower().endswith(_PICKLES) and name != "training_args.bin" for name in names):
             yield _pickle(where)
+    # A folder of model folders.
     if CONFIG not in names:  # it may hold several models, or the `snapshots` folder of the hub's cache
         snapshots = folder / "snapshots"
         inside = sorted(snapshots.iterdir()) if snapshots.is_dir() else [folder / name for name in names[:1000]]

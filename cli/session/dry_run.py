@@ -182,6 +182,7 @@ def _counted(
         steps_of(state)(state, device, 1.0, 1).take(batches, 1e-5)
         gc.collect()
         cuda.empty_cache(device)
+    # Record memory at the end of each forward pass, and the peak of steps.
     after_forward, earlier = list[int](), list[int]()
     hook = model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
     steps = steps_of(state)(state, device, 1.0, STEPS)
@@ -190,10 +191,12 @@ def _counted(
         earlier = after_forward.copy()
         after_forward.clear()
         steps.take(batches, 1e-5)
+    # Split the peak into its parts.
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
     at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
     activations = max(after_forward or earlier) - at_rest  # a replayed step runs no hook
     hook.remove()
+    # An evaluation can raise what the allocator reserves.
     if held_out is not None:
         model.eval()
         measure(state.objective, model, held_out, device)

@@ -250,6 +250,7 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
         GenesisError: as in `genesis validate`, for a wrong model or setting; the data are not read.
     """
     config, dtype = settled(config, place.device)
+    # Plan a step on the simulated device.
     shape = model_config(config)
     check_trained(config, shape)
     plan: MemoryPlan | HostPlan
@@ -261,6 +262,7 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
             plan = host_plan(config, shape)
     else:
         plan = run_plan(config, shape, place.device, ranks=ranks)
+    # Compare the plan with the device's memory.
     if place.room is not None and isinstance(plan, MemoryPlan):
         fits, most = plan.reserved <= place.room, largest_batch(config, shape, place, plan, ranks)
         to_fit = None if fits else advice(config, shape, place.device, plan, place.room, ranks)

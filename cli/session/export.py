@@ -67,6 +67,7 @@ def export(
             ConfigError, UsageError, NumericError, DiskError: as in `write_export`.
     """
     with phrased_for(EXPORT, memory=MEMORY):
+        # Find the model and the target folder, and check both.
         saved = saved_model(folder)
         with boundary(ModelError, "reading the model's folder", saved):
             is_checkpoint = CHECKPOINT.fullmatch(saved.name) is not None and exists(saved / MANIFEST_NAME)
@@ -76,6 +77,7 @@ def export(
         console.line(str(source))
         target = _beside(saved, merge) if out is None else Path(out)
         check_target(target, source)
+        # Load the model, with masters and with rows for new tokens.
         tokenizer = _tokenizer(source) if merge or source.adapter is None else None  # an adapter is exported unchanged
         if tokenizer is not None:
             stored = read_config(source.folder)
@@ -86,6 +88,7 @@ def export(
         if dtype == "float32" and source.adapter is None and (line := take_masters(model, saved)) is not None:
             console.line(line)
         check_finite(model, where=escape(saved))
+        # Write the export, and compare it.
         write_export(model, source, target, merge=merge, dtype=dtype)
         files = read_manifest(target).files
         size = sum(record.size for record in files.values())

@@ -174,6 +174,7 @@ class _Blocks:
 
 def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[str, int]:
     """Run steps of one share of `count`, and count bytes."""
+    # Start with an empty pool, and count its blocks and numpy's memory.
     gc.collect()
     pool.trim()
     was_tracing, blocks = tracemalloc.is_tracing(), _Blocks()
@@ -192,6 +193,7 @@ def _counted(config: Config, shape: ModelConfig, rows: int, count: int) -> dict[
         pool.watch = None
         if not was_tracing:
             tracemalloc.stop()
+    # Combine the phases into the figures that `host_plan` extrapolates.
     return {
         **lasting,
         "saved": saved,

@@ -104,6 +104,7 @@ def evaluate(
     Conversations become samples by `template` (`chatml`, a file or a folder), by default the folder's own; only the
     assistant's messages are measured.
     """
+    # Open the model, and check the options.
     source, where = found_source(folder, base), resolve_device(device)
     model, tokenizer = opened(source, where, dtype)
     longest = model.config.packed_length
@@ -113,6 +114,7 @@ def evaluate(
     if not all(sources):
         raise UsageError("--data is empty", next='name a file, a folder, a glob or "stdlib:"')
     data = DataConfig(train=[STDLIB], template=template)  # provides the other defaults
+    # Prepare the data, and report warnings about them.
     console = Output(sys.stderr)
     with temporary_folder() as cache, stages(console) as progress:
         held_out = prepare_held_out(
@@ -135,6 +137,7 @@ def evaluate(
             console.line(special_text_warning(held_out.special))
         next = "train the model on such texts: its embedding grows"
         check_rows([held_out.tokens], tokenizer, model.config, "--data", next)
+        # Measure the loss.
         found = measure(
             NextTokens(),
             model,
@@ -278,6 +281,7 @@ def _packed(sequences: Sequence[tuple[Sequence[int], int]], most: int) -> Iterat
 
 
 def _scored(model: CausalLM, batch: list[tuple[Sequence[int], int]], top: int) -> Iterator[list[Score]]:
+    # Pack the sequences without their last ids, which are only scored.
     counts = [max(0, len(ids) - max(first, 1)) for ids, first in batch]
     if not any(counts):
         yield from ([] for _ in batch)
@@ -288,6 +292,7 @@ def _scored(model: CausalLM, batch: list[tuple[Sequence[int], int]], top: int) -
     wanted = np.concatenate(
         [np.asarray(ids[len(ids) - n :], np.int64) for (ids, _), n in zip(batch, counts, strict=True)]
     )
+    # One forward pass; then logits for a limited number of positions at once.
     device = model.model.embed_tokens.weight.device
     positions = np.concatenate([np.arange(len(each)) for each in inputs])
     with genesis.no_grad():

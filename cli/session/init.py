@@ -145,12 +145,14 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         OutOfMemoryError: not even one row fits.
     """
     on_cpu = place.device == CPU
+    # Start from the recipe for the goal, without its head comment.
     expand(asked.data)
     name = GOALS[asked.goal][1]
     text = recipe(ON_CPU if asked.goal == "scratch" and on_cpu and asked.model is None else name)
     text = text[re.search(r"^\w+:", text, re.MULTILINE).start() :]  # type: ignore[union-attr]
     if asked.goal == "scratch" and asked.model is not None:
         text = _with_preset(text, asked.model)
+    # Set the user's choices.
     values: dict[str, Any] = {"data.train": list(asked.data), "train.output_dir": asked.output_dir}
     if asked.goal != "scratch":
         values["model.path"] = asked.model
@@ -166,6 +168,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
             length = min(length, read_config(local_path(asked.model)).packed_length)
     values["data.seq_len"] = length
     text = with_values(text, values, {"data.template": "Turns chats into text; the model has no template of its own."})
+    # Choose the steps that fit.
     with phrased_for(OPTIONS, memory=""):
         config = _parsed(text)
         model_config(with_checkpointing(config, HOWS[0]))  # checks that a row fits into the model's positions
@@ -177,6 +180,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
         sized = Sized(CPU_ROWS, 2, "none", None)
     values = {f"train.{key}": getattr(sized, key) for key in Sized._fields if key != "plan"}
     text = with_values(text, values)
+    # Space evaluations and checkpoints by the length of the run.
     if (steps := _about_how_many_steps(_parsed(text))) is not None:
         often = int(float(f"{max(1, steps // REPORTS):.0e}"))  # a round number
         values = {"eval.every": often, "checkpoint.every": min(often, CheckpointConfig().every or often)}

@@ -105,6 +105,7 @@ def prepare_data(
             make_encoder=encoders or EncoderFactory(data, config.model.path),
             progress=progress,
         )
+    # Check that every token has a row in the model's embedding.
     tokenizer, where = prepared.tokenizer, escape(data.tokenizer or config.model.path or "data.vocab_size")
     check_ids(tokenizer, model, where, only_new=config.model.path is not None)
     if config.lora is not None:

@@ -68,6 +68,7 @@ def met(
         if world.size == 1:
             yield ALONE
             return
+        # Connect, check that all ranks agree, and watch for lost ones.
         with Peers.connect(world, job_key(world, environ), version=__version__, limit_s=JOIN_S) as peers:
             have_met = True
             ranks = Ranks(peers, StagedGroup(PeersGroup(peers)), world.local_rank, world.local_size)

@@ -143,12 +143,14 @@ class RunFolder:
         saved = any(name.startswith(("checkpoint-", ".old-checkpoint-")) for name in names)
         final = any(_WEIGHTS.fullmatch(name) for name in names)
         asked = bool(resume) or resume_from is not None
+        # Never overwrite a run.
         if (saved or final) and not asked:
             raise ConfigError(
                 f"{escape(self.path)} holds a run",
                 where="train.output_dir",
                 next="continue it with --resume, or name another train.output_dir",
             )
+        # A run to resume needs a checkpoint, or at least a record.
         if not saved and (final or resume_from is not None or (resume is True and RESOLVED not in names)):
             found = "only the final model of a run, without a checkpoint" if final else "no run"
             raise ConfigError(
@@ -158,6 +160,7 @@ class RunFolder:
                 if final
                 else "start it without --resume; --resume=allow resumes a run if there is one, and else starts one",
             )
+        # Resume only with compatible settings.
         if not saved:
             return []
         return check_resume(_read_record(self.path), config, where=escape(self.path / RESOLVED))

@@ -144,6 +144,7 @@ def evaluate_task(
             if speaker.template is None and any(isinstance(each.asked, Conversation) for each in items):
                 next_ = "use items with a prompt, or name a template: --template chatml"
                 raise ModelError("the model has no chat template", where=str(source), next=next_)
+            # Encode the questions, and cut those that exceed the context.
             asked, cut = [_asked(speaker, item, max_tokens) for item in items], 0
             for item, (_, dropped) in zip(items, asked, strict=True):
                 if dropped and strict:
@@ -152,6 +153,7 @@ def evaluate_task(
                 cut += dropped > 0
             if cut:
                 console.line(f"warning: {cut:,} of {len(items):,} questions do not fit; their beginnings are cut off")
+            # Score choices, and generate the other answers.
             sequences, rows = [each for each, _ in asked], dict[int, dict[str, Any]]()
             answered = _generated(speaker, items, sequences, how, max_tokens, stop)
             with tokenizing("items", console) as report:

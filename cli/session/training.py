@@ -223,6 +223,7 @@ def announce(
     console: Output,
 ) -> None:
     """Print what is about to happen in a few lines."""
+    # Device and model.
     chosen = f" (auto: {describe_gpu()[1]})" if config.train.device == "auto" else ""
     console.line(f"device: {device}{chosen}")
     console.line(f"model: {model.config.model_type}, {parameter_count(model.config):,} parameters, {dtype}")
@@ -233,16 +234,19 @@ def announce(
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
     if (said := usable_precision(config, model.config, device)[1]) is not None:
         console.line(said)
+    # Sampling settings from the model's files.
     if config.model.path is not None and config.eval.prompts:  # generation_config.json may have sampling settings
         folders = [Path(config.model.path)]
         found = file_drawing(folders)
         given = {name: value for name in found if (value := getattr(config.eval, name, found[name])) != found[name]}
         if (drawn := drawing_line(folders, given)) is not None:
             console.line(drawn)
+    # What is trained, and the memory that it takes.
     for line in trained_lines(config, model):
         console.line(line)
     if memory is not None:
         console.line(memory)
+    # The data, and warnings about them.
     for line in file_lines(data):
         console.line(line)
     train, vocabulary = data.train, f"of a vocabulary of {data.tokenizer.vocab_size:,}"
@@ -277,6 +281,7 @@ def assemble(
         chat: chat format that the model learns.
         ranks: ranks of the run; only rank 0 writes metrics.
     """
+    # Data order, optimizer and schedule.
     output = Path(config.train.output_dir)
     loader = PackedLoader(
         data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
@@ -288,10 +293,12 @@ def assemble(
     lr_at, warning = build_schedule(config.optim, steps), overlong_schedule(config.optim, steps)
     if warning is not None:
         console.line(warning)
+    # The state that checkpoints store.
     files = ModelFiles(config, data.tokenizer, model, base, chat)
     state = TrainState(model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective)
     held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
     objective.prepare(model, [data.train, *held_out], device)
+    # Samples: their prompts and the ids that end them.
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
     stop = stop_ids(config.model.path, data.tokenizer) | {*chat.ends} | ends
@@ -399,12 +406,14 @@ def _restore(
     step = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
     step = ranks.from_main("resumed", step)
     if step is not None:
+        # Load the state; rank 0 checks the metrics before it changes the folder.
         before = checkpoints.load(training.state, step)
         if ranks.is_main:
             check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything in the folder changes
         training.continue_at(step)
         if not ranks.is_main:
             return
+        # Report what differs from the run so far.
         console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
         if changed:
             console.line(f"changed: {', '.join(map(str, changed))}")
@@ -416,6 +425,7 @@ def _restore(
             console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
         if training.device == CPU and before is not None and before != threads():
             console.line(f"warning: train.threads was {before} and is {threads()} from here on: last bits may differ")
+        # Move later checkpoints away.
         if (aside := checkpoints.set_aside(step)) is not None:
             console.line(f"the checkpoints after it were moved to {aside}")
         # A kill may have come between the last save and its rotation.
@@ -429,6 +439,7 @@ def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str |
     checkpoints = training.checkpoints
     found = checkpoints.steps()
     step: int | None = found[-1] if found and resume else None
+    # Find the named checkpoint, or the best one.
     if resume_from is not None:
         name, is_best = Path(resume_from).name, resume_from == BEST and bool(found)
         if is_best:  # the newest checkpoint records which one is the best

@@ -21,6 +21,7 @@ from genesis_models.registry import parameter_count
 
 def validate(config: Config, *, console: Output) -> None:
     """Check device, model, memory, data and tokenizer of a run, without training and without writing."""
+    # Settings, model and memory.
     folder = RunFolder(config)
     device = resolve_device(config.train.device)
     check_is_ours(folder.path)
@@ -31,6 +32,7 @@ def validate(config: Config, *, console: Output) -> None:
         memory = planned_memory(config, shape, device)
     if config.model.path is not None:
         check_weights(config.model.path)
+    # Data and the length of the run.
     with temporary_folder() as cache:
         data = prepare_data(config, shape, console, cache)
         loader = PackedLoader(
@@ -40,6 +42,7 @@ def validate(config: Config, *, console: Output) -> None:
         build_schedule(config.optim, steps)
         warnings = unused_settings(config, data.train), overlong_schedule(config.optim, steps)
         tokens = config.train.batch_size * config.train.accumulation_steps * config.data.seq_len
+        # The report.
         console.line("configuration: valid")
         console.line(f"model: {shape.model_type}, {parameter_count(shape):,} parameters, {dtype}")
         for line in (*trained, *([] if memory is None else [memory])):

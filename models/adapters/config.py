@@ -119,6 +119,7 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
     """
     _check_kind(raw, where)
 
+    # Readers of single fields: each returns a checked value, or raises an error with the field's name.
     def error(key: str, expected: str, found: Any) -> ModelError:
         what = f"`{key}` is {quote(found)}, expected {expected}"
         return ModelError(what, where=where, next="repair the file, or save the adapter again")
@@ -156,6 +157,7 @@ def read_adapter_config(raw: Mapping[str, Any], where: str) -> AdapterConfig:
         found: Mapping[str, Any] = get(key, lambda v: not v or (isinstance(v, dict) and len(v) <= MAX_PATTERNS), most)
         return found or {}
 
+    # Build the config, then check the fields that depend on each other.
     ranks, alphas = patterns("rank_pattern"), patterns("alpha_pattern")
     names = f"a list of at most {MAX_PATTERNS:,} names"
     wanted, excluded = raw.get("target_modules"), raw.get("exclude_modules")

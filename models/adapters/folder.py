@@ -276,6 +276,7 @@ def _check_tensors(
     Raises:
         ModelError: it lists everything that is wrong with names, shapes and dtypes.
     """
+    # The expected parameters: A and B (and m) of adapted layers, and modules that are saved whole.
     expected, is_tied = dict[str, tuple[int, ...]](), model.lm_head is None
     for name, target in chosen.items():
         rows, columns = target.linear.out_features, target.linear.in_features
@@ -285,6 +286,7 @@ def _check_tensors(
     for owner in saved:
         whole = model.get_submodule(EMBEDDING if owner == HEAD and is_tied else owner)
         expected |= {f"{owner}.{part}": tuple(p.shape) for part, p in whole.named_parameters()}
+    # Match them with the file's tensors.
     found: dict[str, str] = {}
     missing = []
     for name in expected:
@@ -298,6 +300,7 @@ def _check_tensors(
     extra = set(file.names) - set(found.values())
     if f"{EMBEDDING}.weight" in found and is_tied and config.ensure_weight_tying:
         extra.discard(f"{_PREFIX}{HEAD}.weight")  # PEFT writes the tied embedding a second time as the head
+    # Report all problems at once.
     problems = [f"missing: {list_names(missing)}"] if missing else []
     if extra:
         problems.append(f"outside the layers that {ADAPTER_CONFIG} targets: {list_names(extra)}")

@@ -55,6 +55,7 @@ def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: 
     Raises:
         GenesisError: built by `fail`; a pattern is not a regular expression, is too long, or takes too long.
     """
+    # Bound the work, and check the syntax of the patterns and of the expressions around them.
     if len(patterns) > MAX_PATTERNS:
         raise fail(f"{len(patterns):,} patterns exceed the limit of {MAX_PATTERNS:,}", next="name the layers by suffix")
     whole, next = [form.replace("{}", each) for each in patterns], "write a Python regular expression, or list names"
@@ -66,6 +67,7 @@ def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: 
             re.compile(embedded)
         except (re.error, RecursionError, OverflowError) as error:
             raise fail(f"{quote(pattern)} is not a regular expression: {error}", next=next) from None
+    # Simple patterns run here, all others in a child process with a time limit.
     if all(_PLAIN.fullmatch(pattern) for pattern in patterns):
         matches = [re.compile(each).fullmatch if form == "{}" else re.compile(each).match for each in whole]
         return [
@@ -107,6 +109,7 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
     linears = {name: m for name, m in modules.items() if isinstance(m, nn.Linear) and name != HEAD}
     names, wanted = list(modules), config.target_modules
     lines = f"name linear layers: {', '.join(dict.fromkeys(map(_end, linears)))}"
+    # Find the modules that `target_modules` means, without the excluded ones.
     if isinstance(wanted, str):
         found = set(linears) if wanted.lower() == ALL_LINEAR else _matching(wanted, names, fail)
     else:
@@ -119,6 +122,7 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
         found |= _in_layers(_matching(wanted, names, fail) - found, config, fail)
     found -= _matching(config.exclude_modules, names, fail)
     chosen = [name for name in names if name in found]
+    # Only linear layers except the head can have adapters.
     for name in chosen:
         if name in linears:
             continue
@@ -134,6 +138,7 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
         raise fail(what, next=next)
     if not chosen:
         raise fail(f"target_modules {quote(config.target_modules)} matches no layer of the model", next=lines)
+    # Give each layer its rank and alpha.
     ranks = _by_pattern(chosen, config.rank_pattern, config.r, fail)
     alphas = _by_pattern(chosen, config.alpha_pattern, config.alpha, fail)
     return {name: Target(linears[name], ranks[name], alphas[name]) for name in chosen}
@@ -255,6 +260,7 @@ def adapt(
     A tied head gets its own weight with the same values if it or the embedding is saved whole.
     """
     model.requires_grad_(False)
+    # Untie the head if it or the embedding is trained whole.
     if {HEAD, EMBEDDING} & set(saved) and model.lm_head is None and not config.ensure_weight_tying:
         weight, (rows, columns) = model.head_weight, model.head_weight.shape
         has_values = not nn.init.is_skipped()
@@ -266,6 +272,7 @@ def adapt(
         if (stored := model.stored_types.get(f"{EMBEDDING}.weight")) is not None:
             model.stored_types = {**model.stored_types, f"{HEAD}.weight": stored}
     model.modules_to_save = tuple(saved)
+    # Replace the chosen linear layers, and train only adapters and saved modules.
     for name, target in chosen.items():
         path, _, last = name.rpartition(".")
         layer = nn.LoRALinear.from_linear(

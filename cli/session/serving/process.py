@@ -195,6 +195,7 @@ def serve(
     _check_extra()
     console = Output(sys.stderr)
     with phrased_for(GENERATE, memory=GENERATE_MEMORY), ExitStack() as stack:
+        # Listen first, then load: a wrong address fails at once.
         listening = stack.enter_context(_listening(host, port, has_key=api_key is not None))
         bound = listening.getsockname()
         source = find_source(folder, base)
@@ -205,12 +206,14 @@ def serve(
         longest = model.config.context_length
         if context is not None and context > longest:
             raise UsageError(f"--context {context} exceeds the model's {longest} positions", next="lower it")
+        # Create an engine with rows for full contexts.
         if (line := drawing_line(source.folders)) is not None:
             console.line(line)
         context = min(CONTEXT, longest) if context is None else context
         rows = ROWS if resolve_device(device).type == "cpu" else GPU_ROWS
         whole = [Request([0], Sampling(0.0), context - 1)] * rows
         engine = engine_for(model, whole, cache=kv_cache)
+        # Start the HTTP process, and serve until it ends or a signal arrives.
         served = name or Path(os.path.abspath(folder)).name
         settings = {
             "name": served,
