@@ -45,9 +45,11 @@ def preview(
         typer.Option("--seq-len", metavar="N", help="Tokens in a packed sequence.  [default: the configuration's]"),
     ] = None,
 ) -> None:
-    """Show what a run would train on: samples with targets marked, lengths, and how full packed rows are.
+    """Show what a run would train on.
 
-    It trains nothing and writes nothing. Example: genesis data preview chats.jsonl --model qwen
+    Prints samples with targets marked, lengths, and how full packed rows are. It trains nothing and writes nothing.
+
+    Example: genesis data preview chats.jsonl --model qwen
     """
     from genesis.train.output import Output
 

@@ -38,6 +38,7 @@ def estimate(
     Prints memory by purpose, the largest batch that fits, and the time of a step. Steps of the whole model are counted
     on a simulated GPU; nothing is trained, and no GPU is needed. A time is given only if it was measured, by an earlier
     run of CONFIG or in a benchmark report.
+
     Example: genesis estimate chats.yaml --gpu-memory 24
     """
     from genesis_cli import recipes

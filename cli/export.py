@@ -32,7 +32,7 @@ def export(
     ] = False,
     base: Base = None,
 ) -> None:
-    """Write the model or adapter in FOLDER for transformers, PEFT, vLLM and others.
+    """Write a model or adapter for transformers, PEFT or vLLM.
 
     If FOLDER is a run without a final model, its newest checkpoint is exported.
     """

@@ -39,7 +39,7 @@ Special = Annotated[
         "--special", help="Show special tokens such as <|im_end|>, and parse those that are written in a prompt."
     ),
 ]
-NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text when it is complete.")]
+NoStream = Annotated[bool, typer.Option("--no-stream", help="Print the text only when it is complete.")]
 
 
 def generate(
@@ -64,7 +64,7 @@ def generate(
     special: Special = False,
     no_stream: NoStream = False,
 ) -> None:
-    """Continue a prompt with the model in FOLDER, or answer a message.
+    """Continue prompts or answer messages with a trained model.
 
     Sampling settings come from the options, then from the model's generation_config.json, then from the defaults that
     `genesis schema` shows in the eval section.

@@ -46,7 +46,7 @@ SeqLen = Annotated[
 
 
 def init(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The configuration to write.")] = "genesis.yaml",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Configuration to write.")] = "genesis.yaml",
     model: Model = None,
     data: Data = None,
     goal: Goal = None,
@@ -59,6 +59,7 @@ def init(
 
     The file has comments, and its steps fit the GPU. On a terminal the command asks for missing options; in a pipe it
     uses defaults.
+
     Example: genesis init chats.yaml --model Qwen/Qwen3-0.6B --data chats.jsonl --gpu-memory 24
     """
     from genesis.files.atomic import write_file
@@ -75,7 +76,7 @@ def init(
         data = [source]
     model = None if model is None else os.path.expanduser(model)
     chosen = session.goal_of(goal, model)
-    asked = session.Asked(
+    asked = session.Choices(
         goal=chosen,
         model=model,
         data=tuple(data or [session.GOALS[chosen][2]]),

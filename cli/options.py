@@ -41,18 +41,18 @@ Base = Annotated[
     str | None,
     typer.Option("--base", metavar="FOLDER", help="Base model of an adapter.  [default: as the adapter says]"),
 ]
-Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+Device = Annotated[str | None, typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[
     str | None,
     typer.Option(
         "--dtype",
         metavar="DTYPE",
-        help="auto, fp32, bf16, fp16; fp8 or int8 weights.  [default: the folder's on a GPU, fp32 on the CPU]",
+        help="Weight type: auto, fp32, bf16, fp16, fp8 or int8.  [default: the folder's on a GPU, fp32 on the CPU]",
     ),
 ]
 
 # Options of the commands that measure.
-MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")]
+MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu, cuda or cuda:N.")]
 OpDtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="DTYPE", help="bf16, fp16, fp32, fp64 or an integer type.  [default: fp32]"),
@@ -144,10 +144,13 @@ def weight_dtype(name: str | None, *, trains: bool = False, quantized: bool = Fa
 
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System message of the chat.")]
-Temperature = Annotated[float | None, typer.Option("--temperature", metavar="T", help="0 takes the likeliest token.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", metavar="T", help="Sampling temperature; 0 takes the likeliest token.")
+]
 TopK = Annotated[int | None, typer.Option("--top-k", metavar="K", help="Sample among the K likeliest tokens.")]
 TopP = Annotated[
-    float | None, typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens of probability P.")
+    float | None,
+    typer.Option("--top-p", metavar="P", help="Sample among the likeliest tokens with total probability P."),
 ]
 MinP = Annotated[
     float | None, typer.Option("--min-p", metavar="P", help="Keep tokens at least P times as likely as the likeliest.")
@@ -156,7 +159,9 @@ Penalty = Annotated[
     float | None,
     typer.Option("--repetition-penalty", metavar="R", help="Make repeated tokens less likely."),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="The same seed gives the same text.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same text.")
+]
 KvCache = Annotated[
     str, typer.Option("--kv-cache", metavar="TYPE", help="Type of keys and values: auto (as weights), or fp8 on a GPU.")
 ]

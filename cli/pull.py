@@ -23,7 +23,9 @@ def pull(
     The files are stored in this machine's cache: safetensors weights, config, tokenizer and chat template, never
     pickles; for a data set Parquet, JSONL, JSON, CSV and text. Sizes and hashes are compared with the hub's, and an
     interrupted download continues. All commands then accept the name instead of a folder and use no network. If a
-    repository needs a token, run `hf auth login` or set HF_TOKEN. Example: genesis pull Qwen/Qwen3-0.6B
+    repository needs a token, run `hf auth login` or set HF_TOKEN.
+
+    Example: genesis pull Qwen/Qwen3-0.6B
     """
     from genesis.data.sources import is_data_file
     from genesis.files.hub import hub_name

@@ -152,7 +152,9 @@ def recipes(
 ) -> None:
     """List the recipes, print one, or copy it.
 
-    A recipe is a complete configuration: genesis train NAME runs it. Example: genesis recipes quickstart --copy
+    A recipe is a complete configuration: genesis train NAME runs it.
+
+    Example: genesis recipes quickstart --copy
     """
     from genesis.files.atomic import write_file
     from genesis_cli.session.init import check_new

@@ -15,12 +15,13 @@ NAME = "report.html"
 def report(
     folders: Annotated[list[str], typer.Argument(metavar="RUN…", help="output_dir of a run; several are overlaid.")],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="The page.  [default: report.html in the first run]")
+        str | None,
+        typer.Option("--out", metavar="FILE", help="Page.  [default: report.html in the first run]"),
     ] = None,
 ) -> None:
-    """Write a page about runs: curves, evaluations, samples, speed, memory, settings.
+    """Write an HTML page about one or several runs.
 
-    The page is one HTML file without scripts.
+    It shows curves, evaluations, samples, speed, memory and settings in one file without scripts.
     """
     from genesis.files.atomic import write_file
     from genesis.train.report.page import MOST_RUNS, page_of
@@ -36,12 +37,13 @@ def report(
 
 
 def watch(
-    folder: Annotated[str, typer.Argument(metavar="RUN", help="The output_dir of a run.")],
+    folder: Annotated[str, typer.Argument(metavar="RUN", help="output_dir of a run.")],
     port: Annotated[
-        int | None, typer.Option("--port", metavar="N", min=0, max=65535, help="0 picks a free one.  [default: 8377]")
+        int | None,
+        typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 picks a free one.  [default: 8377]"),
     ] = None,
 ) -> None:
-    """Serve the page of a run on this machine while the run continues.
+    """Serve the live page of a run on this machine.
 
     It listens on loopback only. Ctrl-C and SIGTERM end it; pending answers have 2 s to finish.
     """

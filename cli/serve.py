@@ -14,7 +14,7 @@ from genesis_cli.options import Base, Device, Dtype, Folder, KvCache, kv_cache_t
 def serve(
     folder: Folder,
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 picks a free one.")] = 8000,
+    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="0 picks a free port.")] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -27,7 +27,7 @@ def serve(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option("--name", metavar="NAME", help="Model name for clients.  [default: the folder's name]"),
+        typer.Option("--name", metavar="NAME", help="Name of the model for clients.  [default: the folder's name]"),
     ] = None,
     context: Annotated[
         int | None,
@@ -45,10 +45,10 @@ def serve(
     dtype: Dtype = None,
     kv_cache: KvCache = "auto",
 ) -> None:
-    """Serve the model in FOLDER to OpenAI clients: completions and chat, streamed or whole.
+    """Serve a model to OpenAI clients over HTTP.
 
-    It listens on this machine only, unless --host names another address. Ctrl-C and SIGTERM end it once pending answers
-    are complete, at the latest after 8 s.
+    It answers completions and chats, streamed or whole. It listens on this machine only, unless --host names another
+    address. Ctrl-C and SIGTERM end it once pending answers are complete, at the latest after 8 s.
     """
     from genesis.train.signals import Interrupts
 

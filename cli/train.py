@@ -55,7 +55,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a model with CONFIG.
+    """Train the model that CONFIG describes.
 
     Example: genesis train quickstart train.steps=1000 optim.lr=1e-3
     """

@@ -75,7 +75,7 @@ def export(
             verify_manifest(saved)  # users may edit files in other folders
         source = find_source(saved, base)
         console.line(str(source))
-        target = _beside(saved, merge) if out is None else Path(out)
+        target = _default_target(saved, merge) if out is None else Path(out)
         check_target(target, source)
         # Load the model, with masters and with rows for new tokens.
         tokenizer = _tokenizer(source) if merge or source.adapter is None else None  # an adapter is exported unchanged
@@ -105,7 +105,7 @@ def _tokenizer(source: ModelSource) -> Tokenizer | None:
         return Tokenizer.load(folder) if exists(folder / "tokenizer.json") else None
 
 
-def _beside(folder: Path, merge: bool) -> Path:
+def _default_target(folder: Path, merge: bool) -> Path:
     """Return the default folder of an export: next to the model, or next to the run of a checkpoint."""
     whole = Path(os.path.abspath(folder))
     if (pulled := name_of(whole)) is not None:  # exports do not belong into the cache

@@ -140,7 +140,7 @@ class _Phase:
         """The most bytes in use."""
         return self.held + self.extra
 
-    def beside(self, other: _Phase, times: int) -> _Phase:
+    def combined(self, other: _Phase, times: int) -> _Phase:
         """Return the phase combined with `other` in `times` concurrent threads."""
         added = Counter({size: self.added[size] + times * other.added[size] for size in self.added | other.added})
         return _Phase(self.before, added, self.extra + times * other.extra, self.others + times * other.others)
@@ -224,7 +224,7 @@ def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: i
 
 
 def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
-    """Return the memory of several shares: one alone, and others beside one that owns the gradients' memory."""
+    """Return the memory of several shares: one alone, and the others next to one that owns the gradients' memory."""
     trained, found, objective = trained_parameters(state.model), list[Any](), state.objective
 
     def loss() -> Tensor:
@@ -244,7 +244,7 @@ def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_fir
     for parameter, *gradients in zip(trained, *found, strict=True):
         if gradients[0] is not None:
             parameter.accumulate_grad(*(gradient.array for gradient in gradients))
-    return first.beside(other, count - 1)
+    return first.combined(other, count - 1)
 
 
 def _together(phases: Sequence[_Phase]) -> int:

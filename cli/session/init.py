@@ -53,7 +53,7 @@ HOWS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Choices:
     """The user's choices.
 
     Attributes:
@@ -134,7 +134,7 @@ def goal_of(goal: str | None, model: str | None) -> str:
     return found
 
 
-def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tuple[str, Sized]:
+def config_text(asked: Choices, place: Place, recipe: Callable[[str], str]) -> tuple[str, Sized]:
     """Return the configuration as text with comments, and the size of its steps.
 
     Args:
@@ -189,7 +189,7 @@ def config_text(asked: Asked, place: Place, recipe: Callable[[str], str]) -> tup
     return "\n".join([*_head(asked, place, sized), "", text]), sized
 
 
-def described(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
+def described(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     """Yield the choices as lines of text."""
     what = GOALS[asked.goal][0]
     yield f"goal: {asked.goal}, {what}"
@@ -267,7 +267,7 @@ def _about_how_many_steps(config: Config) -> int | None:
     return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
 
 
-def _on_gpu(config: Config, asked: Asked, place: Place) -> Sized:
+def _on_gpu(config: Config, asked: Choices, place: Place) -> Sized:
     """Return the fastest step with the desired tokens: little checkpointing, and few micro-steps."""
     assert place.room is not None
     config, _ = settled(config, place.device)
@@ -304,7 +304,7 @@ def _choices(rows: int, shape: ModelConfig) -> Iterator[tuple[str, int]]:
             batch //= 2
 
 
-def _head(asked: Asked, place: Place, sized: Sized) -> Iterator[str]:
+def _head(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     file = escape(asked.file)
     yield f"# Written by genesis init: {GOALS[asked.goal][0]}."
     yield "#"

@@ -42,12 +42,12 @@ def _settings() -> frozenset[str]:
 def _named(text: str, options: Mapping[str, str]) -> str:
     """Return `text` with options for its settings; a setting without an option loses its section."""
 
-    def said(found: re.Match[str]) -> str:
+    def option_of(found: re.Match[str]) -> str:
         setting = found[1]
         return options.get(setting, setting.partition(".")[2]) if setting in _settings() else setting
 
     # Two settings with the same option ("data.train, data.eval") are named once.
-    return re.sub(r"(--[\w-]+)(, \1| and \1)+", r"\1", _SETTING.sub(said, text))
+    return re.sub(r"(--[\w-]+)(, \1| and \1)+", r"\1", _SETTING.sub(option_of, text))
 
 
 def _advice(text: str, options: Mapping[str, str]) -> str:

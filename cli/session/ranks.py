@@ -76,9 +76,9 @@ def met(
                 ranks.compare(facts)
                 check(ranks.size)
             interrupts.is_quiet = not ranks.is_main
-            said = console if ranks.is_main else Output(None)
-            said.line(str(world))
-            with Watch(peers, interrupts.interrupt) as watch, _collectives(ranks, peers, device, watch, said):
+            main_console = console if ranks.is_main else Output(None)
+            main_console.line(str(world))
+            with Watch(peers, interrupts.interrupt) as watch, _collectives(ranks, peers, device, watch, main_console):
                 yield ranks
             with ranks.during("the end", SAVING_S):
                 ranks.leave()
@@ -91,7 +91,7 @@ def met(
 
 
 @contextmanager
-def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Output) -> Iterator[None]:
+def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, main_console: Output) -> Iterator[None]:
     """Yield the ranks' collectives on their GPUs, or None; an error in the block abandons them."""
     device = resolve_device(asked, ranks)
     ranks.compare({"their kind of device": device.type})
@@ -103,7 +103,7 @@ def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, said: Out
     with ranks.during("start", JOIN_S):
         group, line = group_for(peers, device, one_host=ranks.local_size == ranks.size)
     if line:
-        said.line(line)
+        main_console.line(line)
     ranks.group = group
     if isinstance(group, StagedGroup):
         yield

@@ -145,7 +145,7 @@ def evaluate_task(
                 next_ = "use items with a prompt, or name a template: --template chatml"
                 raise ModelError("the model has no chat template", where=str(source), next=next_)
             # Encode the questions, and cut those that exceed the context.
-            asked, cut = [_asked(speaker, item, max_tokens) for item in items], 0
+            asked, cut = [_encoded(speaker, item, max_tokens) for item in items], 0
             for item, (_, dropped) in zip(items, asked, strict=True):
                 if dropped and strict:
                     what = f"the question is {dropped:,} tokens too long for the model's context"
@@ -172,7 +172,7 @@ def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
     return {**found, "task/items": len(rows)}
 
 
-def _asked(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored], int]:
+def _encoded(speaker: Speaker, item: Item, max_tokens: int) -> tuple[list[Scored], int]:
     """Return the ids to score or to continue, and how many were cut from the left of the longest.
 
     As in lm-eval, a choice leaves the rest of the context to its question. So does an answer of `max_tokens`, which

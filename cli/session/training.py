@@ -232,8 +232,8 @@ def announce(
             console.line(line)
     for name, probability in model.config.dropout.items():
         console.line(f"warning: {name} {probability:g} of config.json is not applied: Genesis trains without dropout")
-    if (said := usable_precision(config, model.config, device)[1]) is not None:
-        console.line(said)
+    if (note := usable_precision(config, model.config, device)[1]) is not None:
+        console.line(note)
     # Sampling settings from the model's files.
     if config.model.path is not None and config.eval.prompts:  # generation_config.json may have sampling settings
         folders = [Path(config.model.path)]

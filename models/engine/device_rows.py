@@ -98,10 +98,10 @@ class DeviceState:
         )
         seen = [self._seen.narrow(0, 0, rows).array] if self.is_penalized and self._seen is not None else []
         drawn, chances = sample(logits.array, keys, settings, top_k, *seen, log_probs=self._log_probs)
-        nobody = genesis.empty(rows, 0, dtype="bool", device=logits.device).array
+        unseen = genesis.empty(rows, 0, dtype="bool", device=logits.device).array
         tokens, lengths, stops = (each.narrow(0, 0, rows).array for each in (self.tokens, self._lengths, self._stops))
         rings = (each.array for each in self._rings(rows))
-        next_tokens(drawn, chances, stops, tokens, lengths, left, keys, *(seen or [nobody]), *rings, self._step.array)
+        next_tokens(drawn, chances, stops, tokens, lengths, left, keys, *(seen or [unseen]), *rings, self._step.array)
 
     def read_later(self, steps: int, rows: int) -> Reading:
         """Record that `steps` steps of the first `rows` rows were launched, and return their tokens' pending copy."""

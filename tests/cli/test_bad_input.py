@@ -103,7 +103,7 @@ BAD = {
     "an export onto a folder that is not ours": Bad(
         ("export", "HERE/run", "--out", "HERE/notes"),
         3,
-        "HERE/notes holds files of not an export's",
+        "HERE/notes holds files that are not an export's",
         "--out",
         "name a new or empty folder",
         notes,

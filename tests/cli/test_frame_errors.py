@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -249,6 +251,7 @@ def test_a_closed_stderr_does_not_change_the_exit_code() -> None:
 
 CLOSED = """
 import os
+import re
 def train(config, console, **kw):
     descriptor = os.open(os.path.join(os.environ["FOLDER"], "checkpoint"), os.O_WRONLY | os.O_CREAT)
     assert descriptor > 2, descriptor
@@ -294,3 +297,21 @@ def test_a_disk_error_of_a_library_is_exit_8() -> None:
     done = genesis_with(CONFIG + f"raise OSError({errno.ENOSPC}, 'No space left', '/run/x')", "train", "quickstart")
     assert done.returncode == 8
     assert "where: /run/x" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_labels_have_colours_on_a_terminal(
+    variables: dict[str, str], is_coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in ({"TERM": "xterm"} | variables).items():
+        monkeypatch.setenv(name, value)
+    exit_code(errors.UsageError("what\nmore\x1b", where="where", next="next"), debug=False)
+    plain = block("what\nmore\x1b", "where", "next")
+    assert ("\x1b[1;31merror:" in stream.getvalue()) == is_coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()) == plain

@@ -243,8 +243,8 @@ def test_a_client_that_reads_slowly_is_waited_for() -> None:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The times at which `_Lines` takes records from now on."""
-    times, handler = list[float](), http_process._Lines()
+    """The times at which `_LogLines` takes records from now on."""
+    times, handler = list[float](), http_process._LogLines()
     monkeypatch.setattr(http_process, "time", SimpleNamespace(monotonic=lambda: times.pop(0)))
     logging.getLogger().addHandler(handler)
     yield times

@@ -96,7 +96,7 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     """Prints log lines of uvicorn, asyncio and `_refused` that clients cause: at most one a minute for each place in
     the code, with the number of suppressed ones.
     """
@@ -175,7 +175,7 @@ def _texts(start: Message, stack: ExitStack) -> tuple[Tokenizer, ChatPrompts | N
 async def _serve(connection: Connection, listening: socket.socket, start: Message, texts: tuple[Any, ...]) -> None:
     server: uvicorn.Server | None = None
     asyncio.get_running_loop().set_exception_handler(_refused)
-    logging.getLogger().addHandler(_Lines())
+    logging.getLogger().addHandler(_LogLines())
 
     def ended() -> None:
         if server is not None:

@@ -142,7 +142,7 @@ class Link:
             BadRequest: the request cannot run.
         """
         message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
-        with self._asked({"op": "new", **message, "stop": list(stop)}) as (id, inbox):
+        with self._opened({"op": "new", **message, "stop": list(stop)}) as (id, inbox):
             finish = None
             while finish is None:
                 found = await inbox.take()
@@ -153,14 +153,14 @@ class Link:
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
         """Return `scores` of the ids from the second on. Raises: BadRequest."""
-        with self._asked({"op": "score", "ids": list(ids), "top": top}) as (_, inbox):
+        with self._opened({"op": "score", "ids": list(ids), "top": top}) as (_, inbox):
             [found] = await inbox.take()
             _check(found)
             rows: list[Any] = found["rows"]
             return rows
 
     @contextlib.contextmanager
-    def _asked(self, message: Message) -> Iterator[tuple[int, _Inbox]]:
+    def _opened(self, message: Message) -> Iterator[tuple[int, _Inbox]]:
         """Send a request, and yield its number and inbox; cancel it if the block ends early."""
         if self._gone is not None:
             raise BadRequest(self._gone, status=503)

@@ -246,9 +246,9 @@ class _Ending:
     def __init__(self, child: subprocess.Popen[bytes], console: Output) -> None:
         self._child, self._console = child, console
         self.received: int | None = None
-        self._signals, told = os.pipe()
-        os.set_blocking(told, False)
-        signal.set_wakeup_fd(told)
+        self._signals, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)
         for number in Interrupts.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)  # the number arrives through the pipe even during native code
@@ -262,8 +262,8 @@ class _Ending:
         child.send_signal(signal.SIGTERM)
         while child.poll() is None and time.monotonic() - begun < GRACE_S + ENDING_S:
             if select.select([self._signals], [], [], 0.05)[0]:
-                again = os.read(self._signals, 1)[0]
-                if again not in (number, signal.SIGHUP) or time.monotonic() - begun > SAME_SECONDS:
+                repeated = os.read(self._signals, 1)[0]
+                if repeated not in (number, signal.SIGHUP) or time.monotonic() - begun > SAME_SECONDS:
                     break
         child.kill()
         time.sleep(ENGINE_S)
