@@ -76,7 +76,7 @@ def chat(
 
 
 def _converse(talk: Talk) -> None:
-    """Process lines until there are no more.
+    """Process all lines.
 
     Raises:
         DiskError: an answer cannot be written.

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; no exception escapes.
 
     Args:
-        arguments: words of the command. None uses those of this process and handles its signals.
+        arguments: words of the command. None uses this process's words and handles its signals.
     """
     if arguments is not None:
         from genesis_cli.app import run

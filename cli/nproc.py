@@ -63,6 +63,6 @@ def launched(command: str, words: Sequence[str], count: int) -> int:
     """Run `genesis command words…` as `count` ranks of this host, and return their exit code."""
     from genesis.distributed.launch import launch
 
-    # -P: modules in the current folder must not replace those of Genesis.
+    # -P: modules in the current folder must not shadow Genesis.
     program = [sys.executable, "-P", "-m", "genesis_cli", *(["--debug"] if "--debug" in sys.argv else [])]
     return launch([*program, command, *words], count)

@@ -51,7 +51,7 @@ def train(
             "--nproc",
             metavar="N|all",
             help="Train in N processes (ranks) on this host, which share the batches of a step; all: one for each GPU "
-            "or CPU core. With train.threads=1 the result has the same bits as that of one process.",
+            "or CPU core. With train.threads=1 the result has the same bits as in one process.",
         ),
     ] = None,
 ) -> None:

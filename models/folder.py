@@ -64,7 +64,7 @@ def stored_dtype(folder: str | os.PathLike[str]) -> str:
 
 
 def _main_type(weights: hf.WeightFolder) -> str:
-    """Return the float dtype of most bytes; float32 if there are no float tensors."""
+    """Return the float dtype of most bytes; float32 without float tensors."""
     sizes: Counter[str] = Counter()
     for entry in map(weights.entry, weights.names):
         if entry.dtype in WEIGHT_TYPES:
@@ -350,8 +350,8 @@ def save(
     Args:
         source: folder whose license, tokenizer, template and generation files are copied byte for byte. By default the
             folder that the model was loaded from; for an adapter its own folder takes precedence over its base's.
-        tokenizer: tokenizer, or its folder, whose files replace those of `source`. By default the one that was assigned
-            to `model.tokenizer`, unless `source` is given.
+        tokenizer: tokenizer, or its folder, whose files take precedence over `source`. By default the one that was
+            assigned to `model.tokenizer`, unless `source` is given.
         max_shard_bytes: larger weights are written as shards and an index.
         dtype: as in `write_model`.
 

@@ -1,8 +1,8 @@
 """Replaces a model's plain blocks with fused ops; `build` and `load` end with this step.
 
 A rule pairs a block in plain form with the class that computes the same in fused ops. To find a block's rule, its
-forward is traced symbolically: its modules and values record what is computed as text. A block whose trace equals that
-of a rule's plain form gets the rule's class. Other blocks remain plain. Parameters, their names and their order do not
+forward is traced symbolically: its modules and values record what is computed as text. A block gets the class of the
+rule whose plain form has the same trace. Other blocks remain plain. Parameters, their names and their order do not
 change.
 
 A fused block calls its modules one by one if one of them is not a plain layer (an adapter, for instance) or has a hook

@@ -122,7 +122,7 @@ def quantize(model: M, kind: Kind) -> M:
         UsageError: the kind is unknown, or the model is quantized already or has adapters.
     """
     if kind not in QUANTIZED:
-        raise UsageError(f"weights in {kind!r}", next=f"use {' or '.join(QUANTIZED)}")
+        raise UsageError(f"the kind of weights is {kind!r}", next=f"use {' or '.join(QUANTIZED)}")
     if is_quantized(model):
         raise UsageError("the model is quantized already", next="load it again")
     if adapted_layers(model):

@@ -1,8 +1,8 @@
 """Plans a GPU run before it begins, by running its steps on a fake GPU of the same kind: their memory and kernels.
 
-The steps are those of `genesis train`, with the full-size model and its optimizer. The fake GPU runs no kernel, and its
-addresses are invalid. But each op requests the same bytes from the same allocator in the same order and launches the
-same kernels, so a change to an op, a block or an optimizer changes the plan too.
+The steps are the same as in `genesis train`, with the full-size model and its optimizer. The fake GPU runs no kernel,
+and its addresses are invalid. But each op requests the same bytes from the same allocator in the same order and
+launches the same kernels, so a change to an op, a block or an optimizer changes the plan too.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def compiled_ahead(device: Device) -> Iterator[None]:
 
 
 def compile_samples(config: Config, shape: ModelConfig, sampling: Sampling, device: Device) -> None:
-    """Start compiling the kernels of a run's samples, if those of its steps were not all in the cache."""
+    """Start compiling the kernels of a run's samples, unless the kernels of its steps were all cached."""
     if device != CPU and config.eval.prompts and is_compiling():
         # A wrong prompt raises its error when it is drawn from.
         with compiled_ahead(device), suppress(GenesisError):

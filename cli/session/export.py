@@ -35,7 +35,7 @@ from genesis_models.weights import check_finite
 
 EXPORT = {"model.path": "FOLDER", "model.dtype": "--dtype"}
 MEMORY = "it needs 4 bytes for each parameter, and as many again with --check: use a machine with more memory"
-# Texts for comparing answers if there is no other data: prose, code, figures, a dialogue, other scripts.
+# Texts for comparing answers: prose, code, figures, a dialogue, other scripts.
 TEXTS = (
     "The ship left the harbour at dawn, and by noon the wind had turned. Nobody on board had expected that.",
     "def mean(values):\n    if not values:\n        raise ValueError('empty')\n    return sum(values) / len(values)\n",

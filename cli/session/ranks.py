@@ -30,7 +30,7 @@ JOIN_S = 120.0  # how long ranks wait for each other: hosts of a cluster do not 
 def joined(
     config: Config, console: Output, interrupts: Interrupts, environ: Mapping[str, str] = os.environ
 ) -> Iterator[Ranks]:
-    """Join the other ranks, all of which must train with `config`; they end together.
+    """Join the other ranks, which must train with the same `config`; they end together.
 
     Raises:
         UsageError: the launcher's variables contradict each other. ConfigError: ranks differ, or their number does not

@@ -246,7 +246,7 @@ def _record_bytes(output: Path) -> bytes:
 
 
 def recorded_overrides(output: str) -> dict[str, Override] | None:
-    """Return the command-line settings of the run in `output`, or None if there is no run.
+    """Return the command-line settings of the run in `output`, or None without a run.
 
     Raises:
         ConfigError: the folder is not a run's, or its record cannot be read.

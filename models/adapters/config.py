@@ -74,7 +74,7 @@ MERGE = "merge it into its base with PEFT (merge_and_unload, save_pretrained), a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterConfig:
-    """Which linear layers get adapters, and of which kind.
+    """The linear layers that get adapters, and the kind of adapters.
 
     Attributes:
         r: rank.
