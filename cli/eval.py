@@ -60,12 +60,10 @@ def evaluate(
 ) -> None:
     """Measure the model in FOLDER on data or on questions.
 
-    Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions, the share of correct
-    answers.
+    Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions the accuracy.
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
-    # Check all options before the slow imports.
     run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
     drawing = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))
     kind = weight_dtype(dtype, quantized=True)
@@ -78,7 +76,6 @@ def evaluate(
     found: dict[str, float | int] = {}
     asked: dict[str, object] = {}
     model: dict[str, Any] = {"dtype": kind, "base": base, "template": template}
-    # Measure on data, on questions, or on both.
     with fitting(ModelError, "running the model", folder):
         if data:
             found |= session.evaluate(folder, data, seq_len=seq_len, **run, **model)

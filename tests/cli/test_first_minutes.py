@@ -238,7 +238,7 @@ def test_mistakes_of_init(model: Path, here: Path) -> None:
     for words, said, expected in (
         (("--goal", "lora"), "needs the weights", 2),
         (("--goal", "scratch", "--model", model), "random weights", 2),
-        (("--goal", "fly"), "not known", 2),
+        (("--goal", "fly"), "is unknown", 2),
         (("--model", "org/absent"), "genesis pull org/absent", 5),
         (("--data", "absent.jsonl"), "matches no file", 4),
         (("--model", ""), "--model is empty", 2),

@@ -90,7 +90,7 @@ def test_an_export_has_a_row_for_each_token(recipe: Path, tmp_path: Path) -> Non
 
 def test_where_nothing_grows_a_new_token_is_refused_by_name(recipe: Path, tmp_path: Path) -> None:
     lora = load(recipe, "adapter", "lora.r=2")
-    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' of id {ROWS + 1}.*remove lora") as caught:
+    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' with id {ROWS + 1}.*remove lora") as caught:
         train(lora)
     assert caught.value.exit_code == 5
     base, text = str(tmp_path / "base"), str(tmp_path / "doc00.txt")

@@ -168,7 +168,7 @@ def as_empty_record(output: Path, config: str) -> None:
         (as_hydra, "its config.resolved.yaml is not the record of a run: unknown"),
         (as_trainer, "all_results.json, checkpoint-500"),
         (as_a_copied_record, "config.json, loss.png, which a run writes at its end, but no checkpoint"),
-        (as_foreign_metrics, "its metrics.jsonl is not that of a run"),
+        (as_foreign_metrics, "its metrics.jsonl is not a run's"),
         (as_a_pipe, "config.resolved.yaml' is a FIFO"),
         (as_a_foreign_lock, ".lock"),
         (as_empty_record, "its config.resolved.yaml is not the record of a run"),
