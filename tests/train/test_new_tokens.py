@@ -94,7 +94,7 @@ def test_where_nothing_grows_a_new_token_is_refused_by_name(recipe: Path, tmp_pa
         train(lora)
     assert caught.value.exit_code == 5
     base, text = str(tmp_path / "base"), str(tmp_path / "doc00.txt")
-    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' of id") as caught:
+    with pytest.raises(ModelError, match=f"'<{ROWS + 1}>' with id") as caught:
         evaluate(base, [text], seq_len=32, batch_size=1, device="cpu", dtype="fp32")
     assert caught.value.where == "--data"
     model = genesis_models.load(base)
