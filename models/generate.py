@@ -159,7 +159,7 @@ def tokenizer_of(model: CausalLM) -> Tokenizer | None:
 
 
 def _check_kinds(model: Any, **switches: Any) -> None:
-    """Raises: UsageError: `model` is not a model, or a switch is neither true nor false."""
+    """Raise UsageError if `model` is not a model, or a switch is neither true nor false."""
     if not isinstance(model, CausalLM):
         next = "give a model: genesis_models.load(FOLDER)"
         raise UsageError(f"the model is {_shown(model)}", where=WHERE, next=next)

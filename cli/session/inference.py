@@ -69,7 +69,7 @@ def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, T
     """Return the model and the tokenizer of a source, after checking that they match.
 
     Args:
-        dtype: dtype of the weights; "fp8" and "int8" quantize the weights that are loaded by default.
+        dtype: dtype of the weights. "fp8" and "int8" load the default dtype and quantize it.
 
     Raises:
         ModelError: the tokenizer has ids that the model lacks. NumericError: weights are NaN.

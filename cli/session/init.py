@@ -103,20 +103,20 @@ def place_for(gpu_memory: float | None) -> Place:
 
 
 def check_model(name: str) -> None:
-    """Raises: ModelError: this machine does not have the model, or Genesis does not support it."""
+    """Raise ModelError if this machine does not have the model, or Genesis does not support it."""
     if name and name not in PRESETS:  # an empty name means a new model
         read_config(local_path(os.path.expanduser(name)))
 
 
 def check_goal(name: str) -> None:
-    """Raises: UsageError: the goal is unknown."""
+    """Raise UsageError if the goal is unknown."""
     if name not in GOALS:
         what = f"the goal {escape(name)} is unknown"
         raise UsageError(what, where="--goal", next=f"use one of {', '.join(GOALS)}")
 
 
 def check_source(name: str) -> None:
-    """Raises: DataError: the source matches no file."""
+    """Raise DataError if the source matches no file."""
     expand([name])
 
 

@@ -123,7 +123,7 @@ def new_token_lines(tokenizer: Tokenizer, model: ModelConfig, *, grows: bool) ->
 
 
 def check_rows(sets: Sequence[TokenSet], tokenizer: Tokenizer, model: ModelConfig, where: str, next: str) -> None:
-    """Raises: ModelError: a token of the data has no row in the model's embedding; the error names it."""
+    """Raise ModelError if a token of the data has no row in the model's embedding; the error names it."""
     largest = 0
     if tokenizer.vocab_size > model.vocab_size:  # otherwise a long stream need not be searched
         largest = max(int(tokens.stream.max(initial=0)) for tokens in sets)

@@ -92,7 +92,7 @@ def met(
 
 @contextmanager
 def _collectives(ranks: Ranks, peers: Peers, asked: str, watch: Watch, main_console: Output) -> Iterator[None]:
-    """Yield the ranks' collectives on their GPUs, or None; an error in the block abandons them."""
+    """Connect the GPU collectives of the ranks, if they use GPUs; an error in the block aborts them."""
     device = resolve_device(asked, ranks)
     ranks.compare({"their kind of device": device.type})
     if device == CPU:

@@ -323,7 +323,7 @@ def _check_tensors(
 def _check_same(
     layers: Mapping[str, nn.LoRALinear], chosen: Mapping[str, Target], config: AdapterConfig, where: str
 ) -> None:
-    """Raises: ModelError: the model's adapters differ from the folder's."""
+    """Raise ModelError if the model's adapters differ from the folder's."""
     has = {name: (a.r, a.alpha, a.use_rslora, a.lora_magnitude_vector is not None) for name, a in layers.items()}
     reads = {name: (t.r, t.alpha, config.use_rslora, config.use_dora) for name, t in chosen.items()}
     for name in {**has, **reads}:

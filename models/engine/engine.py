@@ -166,8 +166,8 @@ class FullContext(UsageError):
 
 
 def check_prompt(model: CausalLM, ids: Sequence[int], room: int = 1) -> None:
-    """Raises: UsageError: the prompt is empty or leaves less than `room` tokens of the context; ModelError: an id
-    exceeds the vocabulary.
+    """Raise UsageError if the prompt is empty or leaves less than `room` tokens of the context, and
+    ModelError if an id exceeds the vocabulary.
     """
     longest = model.config.context_length
     if not len(ids):

@@ -124,7 +124,7 @@ class Api:
         return guarded
 
     def _check_client(self, request: Request) -> None:
-        """Raises: BadRequest: a foreign page asks, the Host header is unknown, or the key is wrong.
+        """Raise BadRequest if a foreign page asks, the Host header is unknown, or the key is wrong.
 
         A foreign host name that resolves to this machine is DNS rebinding: a page asks this machine as if it were the
         page's own server. Ports may differ: 80 is omitted, and a forwarded port is not the bound one.
@@ -264,7 +264,7 @@ class Api:
             raise BadRequest("the prompt cannot be encoded", param="prompt") from None
 
     def _check_messages(self, messages: list[dict[str, Any]]) -> None:
-        """Raises: BadRequest: the messages have more values than a conversation within the context can have."""
+        """Raise BadRequest if the messages have more values than a conversation within the context can have."""
         context, left, values, characters = self._settings.context, list[Any](messages), 0, 0
         while left:
             each, values = left.pop(), values + 1
@@ -333,7 +333,7 @@ class Api:
             choice.text = shown + choice.text
 
     def _check_prompt(self, ids: Sequence[int], place: int, tokens: int, param: str) -> None:
-        """Raises: BadRequest: the model cannot continue the prompt; checked before anything of the request is drawn."""
+        """Raise BadRequest if the model cannot continue the prompt; checked before anything of the request is drawn."""
         context, vocabulary = self._settings.context, self._settings.vocabulary
         if len(ids) + tokens > context or len(ids) >= context + (not tokens):
             what = f"prompt {place} has {len(ids)} tokens, its answer up to {tokens}, but the context holds {context}"

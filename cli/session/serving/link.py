@@ -28,7 +28,7 @@ GRACE_S = 8.0  # seconds for pending answers when a signal ends the server: less
 
 
 def send(connection: Connection, message: Message) -> None:
-    """Raises: OSError: the other process is gone."""
+    """Raise OSError if the other process is gone."""
     connection.send_bytes(json.dumps(message, separators=(",", ":")).encode())
 
 
@@ -223,6 +223,6 @@ class Link:
 
 
 def _check(found: Message) -> None:
-    """Raises: BadRequest: the message reports a failed request."""
+    """Raise BadRequest if the message reports a failed request."""
     if found.get("op") == "failed":
         raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))

@@ -271,7 +271,7 @@ class _Ending:
 
 
 def _check_key(key: str | None) -> None:
-    """Raises: UsageError: an HTTP header cannot hold the key."""
+    """Raise UsageError if an HTTP header cannot hold the key."""
     is_latin = key is None or all(ord(each) < 256 for each in key)
     if key is not None and not (is_latin and key.isprintable() and key == key.strip() and 0 < len(key) <= MOST_KEY):
         wrong = "it is empty, too long, or has line ends, spaces at its ends or rare characters"

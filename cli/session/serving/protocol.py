@@ -145,7 +145,7 @@ class Body(BaseModel):
     stream_options: StreamOptions | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest: fields contradict each other."""
+        """Raise BadRequest if fields contradict each other."""
 
     @property
     def choices(self) -> int:
@@ -177,7 +177,7 @@ class CompletionBody(Body):
     best_of: StrictInt | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest: it asks to draw more texts than to return."""
+        """Raise BadRequest if the body asks to draw more texts than it returns."""
         if self.best_of not in (None, self.choices):
             raise BadRequest("best_of must equal n: all drawn texts are returned", param="best_of")
 
@@ -192,7 +192,7 @@ class ChatBody(Body):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_TOP)] | None = None
 
     def check(self) -> None:
-        """Raises: BadRequest: top_logprobs is given without logprobs."""
+        """Raise BadRequest if top_logprobs is given without logprobs."""
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs", param="top_logprobs")
 
