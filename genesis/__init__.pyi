@@ -63,6 +63,7 @@ __all__ = [
     "amin",
     "any",
     "arange",
+    "are_deterministic_algorithms_enabled",
     "argmax",
     "argmin",
     "argsort",
@@ -81,6 +82,7 @@ __all__ = [
     "bmm",
     "bool",
     "broadcast_to",
+    "can_cast",
     "cat",
     "ceil",
     "check_op",
@@ -135,6 +137,12 @@ __all__ = [
     "gelu_tanh",
     "generate",
     "get_autocast_dtype",
+    "get_default_device",
+    "get_default_dtype",
+    "get_float32_matmul_precision",
+    "get_num_interop_threads",
+    "get_num_threads",
+    "get_rng_state",
     "gt",
     "half",
     "iinfo",
@@ -145,13 +153,17 @@ __all__ = [
     "index_put",
     "index_select",
     "inference_mode",
+    "initial_seed",
     "int",
     "int8",
     "int16",
     "int32",
     "int64",
     "is_autocast_enabled",
+    "is_deterministic_algorithms_warn_only_enabled",
+    "is_floating_point",
     "is_grad_enabled",
+    "is_tensor",
     "isclose",
     "isfinite",
     "isinf",
@@ -197,6 +209,7 @@ __all__ = [
     "nonzero",
     "norm",
     "normal",
+    "numel",
     "ones",
     "ones_like",
     "optim",
@@ -244,8 +257,16 @@ __all__ = [
     "save",
     "scatter",
     "scatter_add",
+    "seed",
     "select",
+    "set_default_device",
+    "set_default_dtype",
+    "set_float32_matmul_precision",
     "set_grad_enabled",
+    "set_num_interop_threads",
+    "set_num_threads",
+    "set_printoptions",
+    "set_rng_state",
     "short",
     "sigmoid",
     "sign",
@@ -279,6 +300,7 @@ __all__ = [
     "unfold",
     "unique",
     "unsqueeze",
+    "use_deterministic_algorithms",
     "var",
     "where",
     "zeros",
@@ -352,6 +374,9 @@ def arange(
 ) -> Tensor:
     """Return start, start + step, … up to but excluding end, for arange([start,] end[, step])."""
 
+def are_deterministic_algorithms_enabled() -> builtins.bool:
+    """Return what `use_deterministic_algorithms` recorded."""
+
 def argmax(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
     """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
 
@@ -402,6 +427,9 @@ def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def broadcast_to(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
     """Return x expanded to `shape`."""
+
+def can_cast(from_: DTypeLike, to: DTypeLike) -> builtins.bool:
+    """Return whether promotion may cast `from_` to `to`: never to a lower category, and to bool only from bool."""
 
 def cat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
@@ -484,7 +512,7 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
 def empty(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Return a tensor with undefined contents, float32 unless `dtype` is given."""
+    """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
 
 def empty_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
@@ -572,6 +600,24 @@ def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: T
 def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
 
+def get_default_device() -> Device:
+    """Return the device of factories without `device`."""
+
+def get_default_dtype() -> DType:
+    """Return the dtype of tensors made from Python floats, and of factories without `dtype`."""
+
+def get_float32_matmul_precision() -> str:
+    """Return the precision of float32 matmuls on CUDA: "highest", "high" or "medium"."""
+
+def get_num_interop_threads() -> builtins.int:
+    """Return what `set_num_interop_threads` recorded, by default 1: ops run one after another."""
+
+def get_num_threads() -> builtins.int:
+    """Return how many threads split elementwise work on the CPU."""
+
+def get_rng_state() -> Tensor:
+    """Return the state of the default generator: uint8 `[16]`, the seed and the position."""
+
 def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x > y."""
 
@@ -597,6 +643,18 @@ def index_put(
 
 def index_select(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
     """Return a copy of the slices `index` (a vector) along dimension `dim`."""
+
+def initial_seed() -> builtins.int:
+    """Return the seed of the default generator."""
+
+def is_deterministic_algorithms_warn_only_enabled() -> builtins.bool:
+    """Return the `warn_only` that `use_deterministic_algorithms` recorded."""
+
+def is_floating_point(input: Tensor) -> builtins.bool:
+    """Return whether x has a float dtype."""
+
+def is_tensor(obj: Any) -> builtins.bool:
+    """Return whether `obj` is a tensor."""
 
 def isclose(
     input: Tensor,
@@ -783,16 +841,19 @@ def normal(
     size: Sizes,
     *,
     generator: Generator | None = None,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
     """Return normal values with the given mean and standard deviation, of shape `size`."""
 
+def numel(input: Tensor) -> builtins.int:
+    """Return the number of elements of x."""
+
 def ones(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Return a tensor of ones, float32 unless `dtype` is given."""
+    """Return a tensor of ones, of the default dtype unless `dtype` is given."""
 
 def ones_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
@@ -825,7 +886,7 @@ def prod(
 def rand(
     *size: Sizes,
     generator: Generator | None = None,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
@@ -867,7 +928,7 @@ def randint_like(
 def randn(
     *size: Sizes,
     generator: Generator | None = None,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
 ) -> Tensor:
@@ -1028,8 +1089,40 @@ def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | built
 def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
     """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
 
+def seed() -> builtins.int:
+    """Seed the default generator from the system's entropy, and return the seed."""
+
 def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
     """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
+
+def set_default_device(device: DeviceLike) -> None:
+    """Set the device of factories without `device`; None means the CPU."""
+
+def set_default_dtype(d: DTypeLike) -> None:
+    """Set the default float dtype: of factories, Python floats, and float results of integers."""
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Let float32 matmuls on CUDA round their operands to TF32 ("high", "medium"), or not ("highest", the
+    default)."""
+
+def set_num_interop_threads(threads: builtins.int) -> None:
+    """Record a number of threads; it has no effect, because ops run one after another."""
+
+def set_num_threads(threads: builtins.int) -> None:
+    """Set how many threads elementwise work and matmuls on the CPU may use."""
+
+def set_printoptions(
+    precision: builtins.int | None = None,
+    threshold: builtins.float | None = None,
+    edgeitems: builtins.int | None = None,
+    linewidth: builtins.int | None = None,
+    profile: str | None = None,
+    sci_mode: builtins.bool | None = None,
+) -> None:
+    """Set how tensors are printed; options that are None stay as they are, but for `sci_mode`."""
+
+def set_rng_state(new_state: Tensor) -> None:
+    """Restore a state that `get_rng_state` returned."""
 
 def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + e^-x)."""
@@ -1159,6 +1252,9 @@ def unique(
 def unsqueeze(input: Tensor, dim: builtins.int) -> Tensor:
     """Return x with a dimension of size 1 inserted before `dim`."""
 
+def use_deterministic_algorithms(mode: builtins.bool, *, warn_only: builtins.bool = False) -> None:
+    """Record the choice; every algorithm here is deterministic in either case."""
+
 def var(
     input: Tensor,
     dim: Dims | builtins.bool = None,
@@ -1176,7 +1272,7 @@ def where(condition: Tensor, input: Tensor | builtins.float, other: Tensor | bui
 def zeros(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
-    """Return a tensor of zeros, float32 unless `dtype` is given."""
+    """Return a tensor of zeros, of the default dtype unless `dtype` is given."""
 
 def zeros_like(
     input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False

@@ -64,6 +64,18 @@ _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # dtypes of Python numbers
 
 
+def default_dtype() -> DType:
+    """Return the dtype of Python floats, and of factories without a dtype."""
+    return _BY_PYTHON[float]
+
+
+def set_default_dtype(dtype: DType) -> None:
+    """Set the default dtype. Raises DTypeError unless it is a float type."""
+    if dtype.category != FLOAT or dtype not in ALL:
+        raise DTypeError(f"the default dtype cannot be {dtype}", next="use a float type")
+    _BY_PYTHON[float] = dtype
+
+
 def as_dtype(value: object) -> DType:
     """Return the `DType` for a DType, a name ("bfloat16"), a numpy dtype or a Python type, as torch does.
 
@@ -111,11 +123,12 @@ def promote_types(type1: DType, type2: DType) -> DType:
 
 def _type_of_number(x: object) -> DType | None:
     """Return the dtype of a subclass of Python's numbers or of a numpy scalar, which counts as a Python number."""
-    for kinds, dtype in (((bool, np.bool_), bool_), ((int, np.integer), int64), ((float, np.floating), float32)):
+    floats = _BY_PYTHON[float]
+    for kinds, dtype in (((bool, np.bool_), bool_), ((int, np.integer), int64), ((float, np.floating), floats)):
         if isinstance(x, kinds):
             return dtype
     scalar_type = _BY_NUMPY.get(x.dtype) if isinstance(x, np.generic) else None
-    return float32 if scalar_type is bfloat16 else None
+    return floats if scalar_type is bfloat16 else None
 
 
 def result_type(operands: Iterable[object]) -> DType:
@@ -145,7 +158,7 @@ def result_type(operands: Iterable[object]) -> DType:
 
 
 class finfo:  # noqa: N801  torch's name
-    """Limits of a float type (default float32). Raises DTypeError for any other type.
+    """Limits of a float type, by default the default dtype. Raises DTypeError for any other type.
 
     Attributes:
         bits: bits of a value.
@@ -160,8 +173,8 @@ class finfo:  # noqa: N801  torch's name
 
     __slots__ = ("bits", "dtype", "eps", "max", "min", "resolution", "smallest_normal", "tiny")
 
-    def __init__(self, type: Any = float32) -> None:
-        kind = as_dtype(type)
+    def __init__(self, type: Any = None) -> None:
+        kind = default_dtype() if type is None else as_dtype(type)
         if not kind.is_floating_point:
             raise DTypeError(f"finfo takes float dtypes, got {kind}", next="use iinfo for integers")
         facts = ml_dtypes.finfo(kind.numpy)  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
@@ -58,6 +58,10 @@ def philox_rounds(counter: tuple[np.ndarray, ...], key: tuple[int, int]) -> np.n
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
 
+# How states become tensors, and names devices. `genesis.functions.settings` fills it, because tensors are above.
+_hooks: dict[str, Callable[[Any], Any]] = {"device": str}
+
+
 class Generator:
     """A seed (0 to 2^64 - 1) and a position, which each draw advances by the counters that it uses.
 
@@ -66,7 +70,11 @@ class Generator:
             `reserve_relative` inside `positioned_by` do not count.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, device: Any = None, *, seed: int = 0) -> None:
+        """Start from `seed`. Values are the same on every device, so `device` is only a label; an int is the seed."""
+        if type(device) is int:
+            device, seed = None, device
+        self.device = _hooks["device"](device)
         self._offset = self.fixed_draws = 0
         self._base: tuple[int, Any] | None = None  # (offset, position tensor) of the block of `positioned_by`
         self._apart: dict[int, int] = {}  # thread id -> its position, inside `apart`
@@ -90,17 +98,25 @@ class Generator:
             seed = operator.index(seed)
         except TypeError:
             raise DTypeError(f"the seed {seed!r} is not an integer") from None
-        if not 0 <= seed < 1 << 64:
-            raise UsageError(f"seed {seed} is not between 0 and 2^64 - 1")
-        self.seed, self.offset = seed, 0
+        if not -(1 << 63) <= seed < 1 << 64:
+            raise UsageError(f"seed {seed} is not between -2^63 and 2^64 - 1")
+        self._seed, self.offset = seed % (1 << 64), 0
         return self
+
+    def seed(self) -> int:
+        """Restart from a seed of the system's entropy, and return it."""
+        return self.manual_seed(secrets.randbits(63))._seed
+
+    def initial_seed(self) -> int:
+        """Return the seed."""
+        return self._seed
 
     def reserve(self, values: int) -> tuple[int, int]:
         """Reserve the counters of `values` 32-bit words; return (seed, offset) of the first."""
         start = self.offset
         self.offset += -(-values // 4)
         self.fixed_draws += 1
-        return self.seed, start
+        return self._seed, start
 
     def reserve_relative(self, values: int) -> tuple[int, int, Any]:
         """Reserve as `reserve` does; the third value is the device scalar to add to the offset.
@@ -135,14 +151,29 @@ class Generator:
         finally:
             del self._apart[get_ident()]
 
-    def get_state(self) -> dict[str, int]:
+    def state(self) -> dict[str, int]:
         """Return seed and position, for a checkpoint."""
-        return {"seed": self.seed, "offset": self.offset}
+        return {"seed": self._seed, "offset": self.offset}
 
-    def set_state(self, state: dict[str, int]) -> None:
-        """Restore seed and position from `get_state`."""
+    def restore(self, state: dict[str, int]) -> None:
+        """Restore seed and position from `state`."""
         self.manual_seed(int(state["seed"]))
         self.offset = int(state["offset"])
+
+    def get_state(self) -> Any:
+        """Return the state as a uint8 tensor `[16]`: seed and position."""
+        return _hooks["pack"](self.state())
+
+    def set_state(self, new_state: Any) -> Generator:
+        """Restore a state that `get_state` returned."""
+        self.restore(_hooks["unpack"](new_state))
+        return self
+
+    def clone_state(self) -> Generator:
+        """Return another generator in the same state."""
+        copied = Generator(self.device)
+        copied.restore(self.state())
+        return copied
 
 
 default_generator = Generator(secrets.randbits(63))  # unseeded programs differ from run to run, as in torch
@@ -155,12 +186,12 @@ def manual_seed(seed: int) -> Generator:
 
 def get_state() -> dict[str, int]:
     """Return the default generator's state."""
-    return default_generator.get_state()
+    return default_generator.state()
 
 
 def set_state(state: dict[str, int]) -> None:
     """Restore the default generator's state."""
-    default_generator.set_state(state)
+    default_generator.restore(state)
 
 
 check_calls(globals(), __all__)

@@ -17,7 +17,7 @@ from genesis.autograd.engine import backward as tape_backward
 from genesis.autograd.graph import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
-from genesis.dtypes import DType, float32, float64
+from genesis.dtypes import DType, default_dtype, float32, float64
 from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
@@ -26,6 +26,7 @@ from genesis.functions import pointwise as _pointwise
 from genesis.functions import shape as _shape
 from genesis.functions import transfer as _transfer
 from genesis.functions.methods import Methods
+from genesis.functions.printing import text_of as _text_of
 from genesis.functions.surface import normalized
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
@@ -51,7 +52,7 @@ class Tensor(Methods, TensorBase, concrete=True):
         """Return float32 values of nested lists and arrays, a tensor's memory, or empty memory of given sizes."""
         if len(data) == 1 and isinstance(data[0], (TensorBase, list, tuple, np.ndarray)):
             (given,) = data
-            return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=float32).array
+            return given.array if isinstance(given, TensorBase) else _create.tensor(given, dtype=default_dtype()).array
         for size in data:
             if type(size) is not builtins.int and not isinstance(size, (np.integer, TensorBase)):
                 raise DTypeError(f"Tensor() does not take a {type(size).__name__}", next="use genesis.tensor()")
@@ -195,14 +196,9 @@ class Tensor(Methods, TensorBase, concrete=True):
         return self
 
     def __repr__(self) -> str:
-        values = self.array.numpy()
-        wide = values.astype(np.float32) if self.dtype.name == "bfloat16" else values
-        text = np.array2string(wide, separator=", ", prefix="tensor(")
-        extra = "" if self.dtype.name in ("float32", "int64", "bool") else f", dtype={self.dtype}"
-        if self.requires_grad:
-            node = self.current_node()
-            extra += f", grad_fn=<{node.name}>" if node is not None else ", requires_grad=True"
-        return f"tensor({text}{extra})"
+        node = self.current_node()
+        note = f"grad_fn=<{node.name}>" if node is not None else "requires_grad=True" if self.requires_grad else None
+        return _text_of(self.array, () if note is None else (note,))
 
     def __format__(self, spec: str) -> str:
         """Format a 0-d tensor as its number, `f"{loss:.4f}"`; other tensors take no format."""

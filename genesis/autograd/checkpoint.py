@@ -29,7 +29,7 @@ class _Frame:
         self.function, self.args, self.kwargs = function, args, kwargs
         arguments = (*args, *kwargs.values())
         generators = [random.default_generator, *(g for g in arguments if isinstance(g, Generator))]
-        self.rng = [(g, g.get_state()) for g in generators]
+        self.rng = [(g, g.state()) for g in generators]
         self.versions = [(t, t.array.storage.version) for t in arguments if isinstance(t, TensorBase)]
         self.autocast = settings()
         self.calls: list[Call] = []
@@ -57,7 +57,7 @@ class _Frame:
             repeated.append(saved)
             return lambda: saved
 
-        now, outer = [(g, g.get_state()) for g, _ in self.rng], saving_calls.intercept
+        now, outer = [(g, g.state()) for g, _ in self.rng], saving_calls.intercept
         _restore(self.rng)
         saving_calls.intercept = keep
         try:
@@ -79,7 +79,7 @@ class _Frame:
 
 def _restore(states: list[tuple[Generator, dict[str, int]]]) -> None:
     for generator, state in states:
-        generator.set_state(state)
+        generator.restore(state)
 
 
 def _detached(value: Any) -> Any:

@@ -80,6 +80,14 @@ class Device:
         object.__setattr__(self, "type", kind)
         object.__setattr__(self, "index", 0 if kind == "cpu" else current_cuda.index if number is None else number)
 
+    def __enter__(self) -> Device:
+        """Make this the default device inside the block."""
+        _default.append(as_device(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _default.pop()
+
     def __str__(self) -> str:
         return self.type if self.type == "cpu" else f"{self.type}:{self.index}"
 
@@ -88,15 +96,25 @@ CPU = Device("cpu")
 
 
 def as_device(value: Device | str | None) -> Device:
-    """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the CPU).
+    """The device meant by "cpu", "cuda", "cuda:1", a `Device`, or None (the default device).
     Raises DeviceError if the value does not name a device.
     """
     if isinstance(value, Device):
         return CPU if value.type == "cpu" else value
-    if value is None or value == "cpu":
+    if value is None:
+        return _default[-1]
+    if value == "cpu":
         return CPU
     device = Device(value)
     return CPU if device.type == "cpu" else device
+
+
+_default: list[Device] = [CPU]  # the last is the device of factories; `with device:` adds one
+
+
+def set_default_device(device: Device | str | None) -> None:
+    """Set the device that None means. Raises DeviceError if the value does not name a device."""
+    _default[-1] = CPU if device is None else as_device(device)
 
 
 class Storage(Protocol):

@@ -269,6 +269,11 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def set_blas_threads(count: int) -> None:
+    """Set how many threads matmuls use."""
+    _blas().limit(limits=count, user_api="blas")
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Run the matmuls inside the block on one thread each, for work that `parallel` splits."""

@@ -16,7 +16,7 @@ from genesis.array import Array
 from genesis.autograd.function import Function
 from genesis.autograd.record import TensorBase, apply
 from genesis.backend import Device, as_device, backend_for
-from genesis.dtypes import DType, as_dtype, bfloat16, float32, int64, result_type
+from genesis.dtypes import DType, as_dtype, bfloat16, default_dtype, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
@@ -50,7 +50,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
             next="pass numbers, bools, numpy arrays or nested lists of them",
         )
     if values.dtype.kind == "f" and not isinstance(leaf, (np.ndarray, np.generic, TensorBase)):
-        return values, float32
+        return values, default_dtype()
     return values, as_dtype(values.dtype)
 
 
@@ -58,7 +58,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
 def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
 
-    Without `dtype`, Python floats become float32, ints int64 and bools bool; numpy arrays keep their dtype.
+    Without `dtype`, Python floats become the default dtype, ints int64 and bools bool; numpy arrays keep their dtype.
 
     Raises:
         ShapeError: for ragged lists.
@@ -109,7 +109,7 @@ def from_numpy(values: np.ndarray) -> Tensor:
 def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bool) -> Any:
     if any(s < 0 for s in shape):
         raise ShapeError(f"shape {shape} has a negative size")
-    chosen = float32 if dtype is None else as_dtype(dtype)
+    chosen = default_dtype() if dtype is None else as_dtype(dtype)
     fitting(value, chosen, "full")
     array = elementwise.fill(value=value, shape=shape, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
@@ -117,13 +117,13 @@ def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bo
 
 @public(method=False)
 def zeros(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor of zeros, float32 unless `dtype` is given."""
+    """Return a tensor of zeros, of the default dtype unless `dtype` is given."""
     return _filled(sizes_of(size, "zeros"), 0, dtype, device, requires_grad)
 
 
 @public(method=False)
 def ones(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor of ones, float32 unless `dtype` is given."""
+    """Return a tensor of ones, of the default dtype unless `dtype` is given."""
     return _filled(sizes_of(size, "ones"), 1, dtype, device, requires_grad)
 
 
@@ -139,11 +139,12 @@ def full(
 
 @public(method=False)
 def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor with undefined contents, float32 unless `dtype` is given."""
+    """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
     shape = sizes_of(size, "empty")
     if any(s < 0 for s in shape):
         raise ShapeError(f"shape {shape} has a negative size")
-    return _wrap(arrays.empty(shape, float32 if dtype is None else as_dtype(dtype), as_device(device)), requires_grad)
+    chosen = default_dtype() if dtype is None else as_dtype(dtype)
+    return _wrap(arrays.empty(shape, chosen, as_device(device)), requires_grad)
 
 
 @public(method=False)
@@ -170,7 +171,7 @@ def arange(
 ) -> Tensor:
     """Return start, start + step, … up to but excluding end, for arange([start,] end[, step]).
 
-    The dtype is int64 for integers and float32 if any bound is a float, unless `dtype` is given.
+    The dtype is int64 for integers and the default dtype if any bound is a float, unless `dtype` is given.
 
     Raises:
         ShapeError: for a step of 0 or in the wrong direction, and for infinite or NaN bounds.
@@ -180,7 +181,7 @@ def arange(
         raise ShapeError(f"arange cannot go from {start} to {end} in steps of {step}")
     is_integer = all(isinstance(v, int) for v in (start, end, step))
     count = -(-(end - start) // step) if is_integer else math.ceil((end - start) / step)
-    chosen = as_dtype(dtype) if dtype is not None else int64 if is_integer else float32
+    chosen = as_dtype(dtype) if dtype is not None else int64 if is_integer else default_dtype()
     array = elementwise.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 
@@ -215,7 +216,7 @@ def linspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to end, both included."""
-    chosen = float32 if dtype is None else as_dtype(dtype)
+    chosen = default_dtype() if dtype is None else as_dtype(dtype)
     array = elementwise.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 

@@ -13,8 +13,10 @@ from genesis.functions import (  # noqa: F401  importing them fills the tables
     index,
     linalg,
     pointwise,
+    printing,
     random,
     reduce,
+    settings,
     shape,
 )
 from genesis.functions.surface import Operand, Tensor, bare, methods

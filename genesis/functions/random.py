@@ -10,7 +10,7 @@ from typing import Any
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
-from genesis.dtypes import BOOL, DType, as_dtype, finfo, float32, float64, iinfo, int64
+from genesis.dtypes import BOOL, DType, as_dtype, default_dtype, finfo, float64, iinfo, int64
 from genesis.errors import UsageError
 from genesis.functions.create import kind_and_place
 from genesis.functions.elementwise import copy_
@@ -51,7 +51,8 @@ def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, **att
 def _create(
     op: Op, shape: Shape, generator: Generator | None, dtype: Any, device: Any, requires_grad: bool, **attrs: Any
 ) -> Any:
-    drawn = apply(op, **_draw(op, generator, shape, as_dtype(dtype), **attrs), device=as_device(device))
+    kind = default_dtype() if dtype is None else as_dtype(dtype)
+    drawn = apply(op, **_draw(op, generator, shape, kind, **attrs), device=as_device(device))
     return drawn.requires_grad_() if requires_grad else drawn
 
 
@@ -69,7 +70,7 @@ def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
     def new(
         *size: Sizes,
         generator: Generator | None = None,
-        dtype: DTypeLike = float32,
+        dtype: DTypeLike = None,
         device: DeviceLike = None,
         requires_grad: bool = False,
     ) -> Tensor:
@@ -102,7 +103,7 @@ def normal(
     size: Sizes,
     *,
     generator: Generator | None = None,
-    dtype: DTypeLike = float32,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:

@@ -180,6 +180,7 @@ _READ: dict[str, tuple[tuple[type, ...], Convert]] = {
     "float": ((float, int), number),
     "float | None": ((float, int, _NONE), number),
     "bool": ((bool,), truth),
+    "bool | None": ((bool, _NONE), truth),
     "Generator | None": ((Generator, _NONE), _generator),
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array, Spec
-from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, float32, int64, result_type
+from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, default_dtype, int64, result_type
 from genesis.errors import DTypeError, NumericError, ShapeError
 from genesis.op import Context, Grads, Op, Vjp, op
 from genesis.ops.blocks import as_type, split, sweep
@@ -39,7 +39,7 @@ def common(*inputs: Any, **attrs: Any) -> Spec:
 def floating(*inputs: Any, **attrs: Any) -> Spec:
     """Return the spec of a result in a float dtype; integers and bools compute in float32."""
     dtype = result_type(inputs)
-    return Spec(shape_of(inputs), dtype if dtype.is_floating_point else float32)
+    return Spec(shape_of(inputs), dtype if dtype.is_floating_point else default_dtype())
 
 
 def predicate(*inputs: Any, **attrs: Any) -> Spec:

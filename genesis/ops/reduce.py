@@ -16,7 +16,7 @@ import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
-from genesis.dtypes import FLOAT, DType, bool_, float32, int64, uint8
+from genesis.dtypes import FLOAT, DType, bool_, default_dtype, int64, uint8
 from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Grads, Op, op
 from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
@@ -415,7 +415,7 @@ def _logsumexp_vjp(ctx: Context, g: Array) -> Grads:
 
 @op(
     "logsumexp",
-    _rule("logsumexp", lambda dtype: dtype if dtype.category == FLOAT else float32),
+    _rule("logsumexp", lambda dtype: dtype if dtype.category == FLOAT else default_dtype()),
     vjp=_logsumexp_vjp,
     saves=(0, "out"),
     flops=lambda inputs, outputs, attrs: 6 * inputs[0].size,

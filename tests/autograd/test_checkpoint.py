@@ -60,7 +60,7 @@ def test_a_generator_among_the_arguments_is_set_back() -> None:
         x, generator = leaf(genesis, 1, 2, 3), genesis.Generator(3)
         y = checkpoint(noisy, x, generator) if wrap else noisy(x, generator)
         y.sum().backward()
-        results.append((x.grad.tolist(), generator.get_state()))
+        results.append((x.grad.tolist(), generator.state()))
     assert results[0] == results[1]
 
 

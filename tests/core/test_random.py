@@ -64,25 +64,25 @@ def test_bits_look_random() -> None:
 def test_reserve_counts_blocks_of_four_words() -> None:
     g = Generator(5)
     assert [g.reserve(n) for n in (1, 4, 5, 0, 8)] == [(5, 0), (5, 1), (5, 2), (5, 4), (5, 4)]
-    assert g.get_state() == {"seed": 5, "offset": 6}
+    assert g.state() == {"seed": 5, "offset": 6}
 
 
 def test_state_comes_back() -> None:
     g = Generator(3)
     g.reserve(10)
-    state = g.get_state()
+    state = g.state()
     first = g.reserve(4)
     g.manual_seed(9)
-    g.set_state(state)
+    g.restore(state)
     assert g.reserve(4) == first
     g.manual_seed(3)
-    assert g.get_state() == {"seed": 3, "offset": 0}
+    assert g.state() == {"seed": 3, "offset": 0}
 
 
 def test_seeds_outside_64_bits_are_refused() -> None:
-    assert Generator(2**64 - 1).seed == 2**64 - 1
-    for seed in (-1, 2**64):
-        with pytest.raises(UsageError, match=f"seed {seed} is not between 0 and"):
+    assert Generator(2**64 - 1).initial_seed() == 2**64 - 1
+    for seed in (-(2**63) - 1, 2**64):
+        with pytest.raises(UsageError, match=f"seed {seed} is not between -2"):
             Generator(seed)
 
 

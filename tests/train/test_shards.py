@@ -134,4 +134,4 @@ def test_threads_draw_the_same_dropout_in_whichever_order_they_come() -> None:
     for thread in threads:
         thread.join()
     assert found == {n: [(3, 100 * n), (3, 100 * n + 2), (3, 100 * n + 4)] for n in (1, 2)}
-    assert generator.offset == 10 and generator.get_state() == {"seed": 3, "offset": 10}
+    assert generator.offset == 10 and generator.state() == {"seed": 3, "offset": 10}

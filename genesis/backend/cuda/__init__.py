@@ -276,4 +276,15 @@ def find_backend(which: AnyDevice = None) -> CudaBackend:
 @functools.cache
 def backend_of(device: Device) -> CudaBackend:
     """The backend of a CUDA device."""
-    return CudaBackend(device)
+    _started.append(CudaBackend(device))
+    return _started[-1]
+
+
+_started: list[CudaBackend] = []
+
+
+def forget_calls() -> None:
+    """Drop the recorded launches of all devices."""
+    for each in _started:
+        each._calls.clear()
+        each._calls_into.clear()
