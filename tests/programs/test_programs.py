@@ -1,0 +1,52 @@
+"""Programs written for torch print the same numbers with Genesis, which `make programs` also checks against torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.programs import running
+
+# Programs that need names that Genesis does not have yet.
+PENDING = set(
+    """
+    activation_checkpointing autograd_function custom_module data_loaders dtypes_and_views einsum_attention
+    embedding_bag functional_transforms gradient_penalty hessian_vector_product indexing kv_cache
+    linear_algebra loader_workers loss_functions lstm_language_model manual_sgd mixed_precision
+    module_hooks multihead_attention nearest_neighbours normalization_layers optimizer_zoo packed_gru
+    parameter_containers parametrizations policy_gradient recurrent_cells resume_training rotary_embedding
+    sampling_filters sequence_to_sequence state_dicts statistics tensor_hooks text_cnn
+    transformer_encoder weight_averaging word_vectors
+""".split()
+)
+STORED = running.stored()
+
+
+@pytest.mark.parametrize("name", sorted(STORED))
+def test_a_program_prints_what_torch_prints(name: str) -> None:
+    if name in PENDING:
+        pytest.skip("needs names that Genesis lacks")
+    assert running.difference(STORED[name], running.output_of(running.FOLDER / f"{name}.py", genesis=True)) == ""
+
+
+def test_every_program_is_stored_or_needs_a_gpu() -> None:
+    assert {path.stem for path in running.programs()} == STORED.keys() | {p.stem for p in running.programs("cuda_")}
+
+
+def test_only_imports_are_replaced(tmp_path: Path) -> None:
+    source = "import torch\nimport torch.nn as nn\nfrom torch.utils.data import Dataset\nx = torch.ones(2)  # torch\n"
+    changed = running.for_genesis(source)
+    assert changed == (
+        "import genesis as torch\nimport genesis.nn as nn\nfrom genesis.utils.data import Dataset\n"
+        "x = torch.ones(2)  # torch\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text("import torch\nprint(torch.ones(2).sum().item(), torch.float32)\n")
+    assert running.output_of(path, genesis=True) == "2.0 torch.float32\n"
+
+
+@pytest.mark.parametrize("found", ["a 1.0 [2]\n", "a 1.1 2\n", "a 1.0 2\nmore\n", "b 1.0 2\n", "a nan 2\n"])
+def test_differences_are_noticed(found: str) -> None:
+    assert running.difference("a 1.0 2\n", "a 1.00001 2\n") == ""
+    assert running.difference("a 1.0 2\n", found)
