@@ -5,21 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from genesis.errors import UsageError, escape
 from genesis_cli.bench_model import bench_model
-from genesis_cli.measured import command_of, device_name, dtype_of, peer_of, raise_first, show, show_progress
+from genesis_cli.measured import (
+    command_of,
+    dtype_of,
+    made_folder,
+    new_report,
+    peer_of,
+    raise_first,
+    show,
+    show_progress,
+)
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis.measure.record import Failure, Table
+    from genesis_cli.session.bench_model import Measured
     from genesis_models.config import ModelConfig
 
 QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
@@ -46,16 +55,6 @@ def _about() -> None:
     """Measure everything that this machine can run, and report it."""
 
 
-@dataclass
-class Steps:
-    """The training steps of a model, for the report."""
-
-    tables: list[Table] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    count: int = 0
-    interrupted: bool = False
-
-
 @bench.command("ops")
 def bench_ops(
     context: typer.Context,
@@ -79,7 +78,7 @@ def bench_ops(
     """
     from genesis.measure import suite
 
-    measure_ops(context, "bench-ops", suite.names_of(op or (), category), size or ())
+    measure(context, "bench-ops", suite.names_of(op or (), category), size or ())
 
 
 bench.command("model")(bench_model)
@@ -109,10 +108,10 @@ def bench_all(
     from genesis_cli.session.preparation import resolve_device
 
     size = model or (QUICKSTART if resolve_device(device) == CPU else "0.5B")
-    measure_ops(context, "bench-all", suite.names_of(), (), (size, shape_named(size, "--model")))
+    measure(context, "bench-all", suite.names_of(), (), (size, shape_named(size, "--model")))
 
 
-def measure_ops(
+def measure(
     context: typer.Context,
     kind: str,
     names: Sequence[str],
@@ -121,8 +120,7 @@ def measure_ops(
 ) -> None:
     """Measure ops, and then the model's steps, with the options of the command line; write and print the report.
 
-    An interrupted run reports what was measured, and then ends as interrupted. The folder of reports is created first,
-    so that a failure there costs no measurements.
+    An interrupted run reports what was measured, and then ends as interrupted.
 
     Args:
         names: ops.
@@ -133,84 +131,62 @@ def measure_ops(
     from genesis.backend.cpu import threads
     from genesis.measure import history, suite
     from genesis.measure.cases import default_sizes
-    from genesis.measure.op import Measured, Settings
-    from genesis.measure.record import Report, to_text
-    from genesis_cli.environment import facts
+    from genesis.measure.op import Settings
+    from genesis.measure.record import to_text
     from genesis_cli.session.preparation import resolve_device
 
-    asked: Any = type("Asked", (), context.params)
+    asked = SimpleNamespace(**context.params)
     where, dtype = resolve_device(asked.device), dtype_of(asked.dtype)
     sizes = tuple(dict.fromkeys(wanted or default_sizes(where, is_fast=asked.fast)))
     planned = suite.jobs(names, sizes, every_axis=not asked.fast)
-    settings = {
-        "dtype": "float32" if dtype is None else dtype.name,
-        "sizes": ",".join(sizes),
-        "backward": asked.backward,
-        "fast": asked.fast,
-        "threads": threads() if where == CPU else None,
-    }
-    machine = facts()
-    name, folder = device_name(where, machine), history.made_folder(Path(asked.out or history.default_folder()))
-    earlier = history.earlier_runs(folder, name, settings)
-
-    def is_slower(measured: Measured) -> bool:
-        return any(c.verdict == "slower" for c in history.changes_since(earlier, suite.rows_of([measured])))
-
+    folder = made_folder(asked.out or history.default_folder())
+    report = new_report(kind, command_of(context, kind.replace("-", " ")), where)
     try:
         with peer_of(where, asked.vs, asked.torch_python) as peer:
+            report.settings = {
+                "dtype": "float32" if dtype is None else dtype.name,
+                "sizes": ",".join(sizes),
+                "backward": asked.backward,
+                "fast": asked.fast,
+                "threads": threads() if where == CPU else None,
+                "torch": peer.version if peer else None,
+            }
             plan = suite.FAST if asked.fast else suite.THOROUGH
             how = Settings(backward=asked.backward, stages=False, causes=not asked.fast, plan=plan, peer=peer)
-            results = suite.measure_all(planned, where, dtype, how, show_progress, is_slower)
+            results = suite.measure_all(planned, where, dtype, how, show_progress)
     finally:
         show_progress("")
-    steps = Steps(interrupted=results.interrupted)
-    if model is not None and not results.interrupted:
-        steps = measure_steps(*model, where, asked.fast)
     if results.interrupted and not results.measured:
         raise KeyboardInterrupt
-    tables = suite.tables_of(results)
-    changes = history.changes_table(earlier, suite.rows_of(results.measured))
-    report = Report(
-        kind=kind,
-        command=command_of(context, kind.replace("-", " ")),
-        device=str(where),
-        device_name=name,
-        machine=machine,
-        settings=settings,
-        tables=[*tables[:-1], *([changes] if changes.rows else []), *tables[-1:], *steps.tables],
-        failures=[*results.failures, *steps.failures],
-        notes=list(suite.notes_of(results)),
-    )
+    report.tables, report.failures, report.notes = suite.tables_of(results), results.failures, suite.notes_of(results)
+    changes = history.changes_table(history.earlier_runs(folder, report), suite.rows_of(results.measured))
+    report.tables[-1:-1] = [changes] if changes.rows else []
+    steps = None if model is None or results.interrupted else measure_steps(*model, where, asked.fast)
+    if steps is not None:
+        report.tables += steps.tables()
+        report.failures += steps.failures
     here = Path.cwd()
     paths = (p.relative_to(here) if p.is_relative_to(here) else p for p in history.save(report, folder))
     written = [f"written  {escape(path)}" for path in paths]
     # The files hold all cases; a terminal shows the sums.
     short = dataclasses.replace(report, tables=[each for each in report.tables if each.name != "ops"])
     show(report, [*to_text(short), "", *written], asked.json)
-    if steps.interrupted:
+    if results.interrupted or (steps is not None and steps.interrupted):
         raise KeyboardInterrupt
-    raise_first(report.failures, len(results.measured) + steps.count)
+    raise_first(report.failures, len(results.measured) + len(steps.cases if steps is not None else ()))
     if not results.measured:
         raise UsageError(results.skipped[0]["reason"], where="--dtype", next="leave --dtype out, or choose another")
 
 
-def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool) -> Steps:
+def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool) -> Measured:
     """Measure training steps of the model."""
     from genesis.backend import CPU
-    from genesis_cli.session.bench.model import measure_model
-    from genesis_cli.session.bench.steps import FAST, THOROUGH, Request, Settings
+    from genesis_cli.session.bench_model import measure_model
+    from genesis_cli.session.bench_steps import FAST, THOROUGH, Request, Settings
     from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
     batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    request = Request(config, cases, device, Settings(dtype, plan=FAST if is_fast else THOROUGH))
-    try:
-        measured = measure_model(request)
-    except KeyboardInterrupt:
-        return Steps(interrupted=True)
-    tables = measured.tables()
-    if tables:
-        tables[0].title = "Training steps of a model"
-        tables[0].notes.append(f"{name}: {config.model_type}, {dtype}, random weights")
-    return Steps(tables, measured.failures, len(measured.cases), measured.interrupted)
+    settings = Settings(dtype, plan=FAST if is_fast else THOROUGH)
+    return measure_model(Request(config, cases, device, settings, title=f"Training steps of {name}, {dtype}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genesis.errors import UsageError, escape
-from genesis_cli.measured import STDOUT, command_of, device_name, given_in, raise_first, show, sizes, words_of
+from genesis_cli.measured import STDOUT, command_of, given_in, new_report, raise_first, show, sizes, words_of
 from genesis_cli.nproc import asked_ranks, is_rank, launched
 from genesis_cli.options import JsonFile, MeasuredDevice, TorchPython, weight_dtype
 from genesis_cli.recipes import shape_named
@@ -19,13 +19,13 @@ from genesis_cli.recipes import shape_named
 if TYPE_CHECKING:
     from genesis.measure.record import Report
     from genesis.train.ranks import Ranks
-    from genesis_cli.session.bench.model import Measured
+    from genesis_cli.session.bench_model import Measured
     from genesis_models.config import ModelConfig
 
 PROMPTS, GENERATED = "128", "1,8,32"
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 NEW_TOKENS = 64
-OF_STEPS, OF_GENERATION = ("checkpointing", "vs", "nproc"), ("new_tokens", "temperature")
+OF_STEPS, OF_GENERATION = ("checkpointing", "vs", "nproc"), ("new_tokens",)
 CHECKPOINTING = ("none", "selective", "full")
 
 Size = Annotated[
@@ -43,7 +43,6 @@ Checkpointing = Annotated[str, typer.Option("--checkpointing", metavar="HOW", he
 PROMPTED = "Measure generation instead; --seq-len is the length of the prompts."
 Generate = Annotated[bool, typer.Option("--generate", help=PROMPTED)]
 NewTokens = Annotated[int, typer.Option("--new-tokens", metavar="N", help="Tokens to generate for each prompt.")]
-Temperature = Annotated[float, typer.Option("--temperature", metavar="T", help="Of generation; 0 is greedy.")]
 Fast = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
 RANKS = (
     "Take steps in N processes of this host, ranks, each with a batch of its own, and in one alone; all: one for each"
@@ -65,7 +64,6 @@ def bench_model(
     checkpointing: Checkpointing = "none",
     generate: Generate = False,
     new_tokens: NewTokens = NEW_TOKENS,
-    temperature: Temperature = 0.0,
     fast: Fast = False,
     nproc: NProc = None,
     vs: Vs = None,
@@ -102,7 +100,8 @@ def bench_model(
     from genesis.measure.peer import started
     from genesis.measure.record import to_text
     from genesis.train.ranks import ALONE
-    from genesis_cli.session.bench import model, steps
+    from genesis_cli.session import bench_model as model
+    from genesis_cli.session import bench_steps as steps
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.weights import AUTO, QUANTIZED, weight_type
 
@@ -111,8 +110,7 @@ def bench_model(
         where, quantized = resolve_device(device, ranks), next((kind for kind in QUANTIZED if kind == asked), None)
         kind = weight_type(AUTO if quantized else asked, where, config.stored_dtype, trains=not generate).name
         plan = steps.FAST if fast else steps.THOROUGH
-        settings = steps.Settings(kind, checkpointing, plan, new_tokens * generate, temperature, quantized)
-        settings.sampling.check()
+        settings = steps.Settings(kind, checkpointing, plan, new_tokens * generate, quantized)
         if vs is not None and ranks.is_main:
             with started("steps", where, vs, torch_python):
                 pass  # raises before anything is measured where the peer is missing
@@ -121,6 +119,8 @@ def bench_model(
         measured = model.measure_model(request, ranks)
     if not ranks.is_main:
         return
+    if measured.interrupted and not measured.cases:
+        raise KeyboardInterrupt
     report = _report(size, command + (f" --nproc {ranks.size}" if ranks.size > 1 else ""), measured)
     show(report, to_text(report), json)
     if measured.interrupted:
@@ -160,7 +160,7 @@ def _check_generation(config: ModelConfig, longest: int, new: int) -> None:
 
 def _recipes(vs: str | None, asked: str | None, python: str | None, *, in_ranks: bool) -> tuple[str, ...]:
     """The recipes to compare with; none without --vs. Raises: UsageError, for an unknown recipe."""
-    from genesis.measure.peers.torch_steps import RANK_RECIPES, RECIPES
+    from genesis.measure.torch_steps import RANK_RECIPES, RECIPES
 
     if vs is None:
         if python is not None:
@@ -204,12 +204,11 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
 def _report(size: str, command: str, measured: Measured) -> Report:
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
-    from genesis.measure.record import Cell, Report, format_rate
-    from genesis_cli.environment import facts
-    from genesis_cli.session.bench.steps import OPTIMIZER
+    from genesis.measure.record import Cell, format_rate
+    from genesis_cli.session.bench_steps import OPTIMIZER
     from genesis_models.registry import parameter_count
 
-    request, limits, machine = measured.request, measured.limits, facts()
+    request, limits = measured.request, measured.limits
     settings, generates = request.settings, request.settings.new > 0
     shown: dict[str, Cell] = {
         "model": escape(size),
@@ -218,13 +217,12 @@ def _report(size: str, command: str, measured: Measured) -> Report:
         "dtype": settings.quantized or settings.dtype,
         "optimizer": None if generates else OPTIMIZER,
         "checkpointing": None if generates else settings.checkpointing,
-        "temperature": settings.temperature if generates else None,
         "threads": threads() if request.device == CPU else None,
     }
     rates = [f"copy {format_rate(limits.bytes_per_second, 'B/s')}"]
     if limits.flops_per_second is not None:
         rates.append(f"matmul {limits.dtype.name} {format_rate(limits.flops_per_second, 'FLOP/s')}")
-    notes = [f"Limits, measured now: {', '.join(rates)}."]
-    notes += [note for each in measured.cases for note in each.notes] if generates else []
-    kind, name = "bench-generation" if generates else "bench-model", device_name(request.device, machine)
-    return Report(kind, command, str(request.device), name, machine, shown, measured.tables(), measured.failures, notes)
+    report = new_report("bench-generation" if generates else "bench-model", command, request.device)
+    report.settings, report.notes = shown, [f"Limits, measured now: {', '.join(rates)}."]
+    report.tables, report.failures = measured.tables(), measured.failures
+    return report

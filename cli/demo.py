@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from genesis.errors import UsageError, nearest
-from genesis_cli.measured import device_name, show
+from genesis_cli.measured import command_of, new_report, show
 from genesis_cli.options import JsonFile, MeasuredDevice
 
 
 def demo(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(metavar="NAME", help="fusion, batched, memory, access or linears; without it they are listed."),
@@ -27,8 +28,7 @@ def demo(
     """
     from genesis.measure.demos import DEMOS, Setting
     from genesis.measure.limits import copy_rate
-    from genesis.measure.record import Report, format_rate, to_text
-    from genesis_cli.environment import facts
+    from genesis.measure.record import format_rate, to_text
     from genesis_cli.session.preparation import resolve_device
 
     if name is None:
@@ -39,9 +39,8 @@ def demo(
         near = nearest(name, DEMOS)
         next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
         raise UsageError(f"unknown demo {name}", where="NAME", next=next)
-    where, machine = resolve_device(device), facts()
-    tables = list(DEMOS[name](Setting(where, fast)))
-    words = ["genesis demo", name, f"--device {device}", *(["--fast"] if fast else [])]
-    settings = {"copy": format_rate(copy_rate(where), "B/s")}
-    report = Report("demo", " ".join(words), str(where), device_name(where, machine), machine, settings, tables)
+    where = resolve_device(device)
+    report = new_report("demo", command_of(context, "demo"), where)
+    report.tables = list(DEMOS[name](Setting(where, fast)))
+    report.settings = {"copy": format_rate(copy_rate(where), "B/s")}
     show(report, to_text(report), json)

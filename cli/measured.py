@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from genesis.errors import DiskError, DTypeError, GenesisError, UsageError, escape
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from genesis.backend import Device
     from genesis.dtypes import DType
     from genesis.measure.peer import Child
-    from genesis.measure.record import Failure
+    from genesis.measure.record import Failure, Report
 
 STDOUT = "-"
 
@@ -35,13 +35,14 @@ def given_in(context: typer.Context) -> list[str]:
 
 
 def words_of(context: typer.Context, *omitted: str, between: str = " ") -> list[str]:
-    """The given options with their values, without the parameters that are omitted."""
+    """The given arguments, and options with their values, without the parameters that are omitted."""
     given, words = given_in(context), []
     for parameter in context.command.params:
         value = context.params.get(str(parameter.name))
         if parameter.name in given and parameter.name not in omitted:
-            option, values = parameter.opts[0], value if isinstance(value, (list, tuple)) else [value]
-            words += [option] if value is True else [f"{option}{between}{each}" for each in values]
+            prefix = "" if parameter.param_type_name == "argument" else f"{parameter.opts[0]}{between}"
+            values = value if isinstance(value, (list, tuple)) else [value]
+            words += [parameter.opts[0]] if value is True else [f"{prefix}{each}" for each in values]
     return words
 
 
@@ -50,12 +51,29 @@ def command_of(context: typer.Context, command: str) -> str:
     return escape(" ".join(["genesis", command, *words_of(context, "json", "out", "torch_python")]))
 
 
-def device_name(device: Device, machine: dict[str, Any]) -> str:
-    """The name of the processor or GPU; `machine` is from `environment.facts`."""
+def new_report(kind: str, command: str, device: Device) -> Report:
+    """A report of measurements on a device, without tables."""
     from genesis import cuda
     from genesis.backend import CPU
+    from genesis.measure.record import Report
+    from genesis_cli.environment import facts
 
-    return (machine["cpu"]["name"] if device == CPU else cuda.get_device_name(device)) or "unknown"
+    machine = facts()
+    name = machine["cpu"]["name"] if device == CPU else cuda.get_device_name(device)
+    return Report(kind, command, str(device), name or "unknown", machine)
+
+
+def made_folder(out: str | Path) -> Path:
+    """The folder that `--out` names, created before anything is measured. Raises: UsageError or DiskError."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UsageError(f"{escape(folder)} is not a folder", where="--out", next="name another folder") from None
+    except OSError as error:
+        what = f"the folder {escape(folder)} cannot be made: {error.strerror}"
+        raise DiskError(what, where="--out", next="choose another folder") from error
+    return folder
 
 
 def show(report: Shown, lines: Iterable[str], json: str | None) -> None:

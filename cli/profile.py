@@ -2,22 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genesis.errors import UsageError
+from genesis.errors import ModelError, UsageError, escape
 from genesis.files.paths import quote
-from genesis_cli.measured import command_of, device_name, dtype_of, integers, peer_of, raise_first, show
+from genesis_cli.measured import (
+    command_of,
+    dtype_of,
+    given_in,
+    integers,
+    made_folder,
+    new_report,
+    peer_of,
+    raise_first,
+    show,
+    words_of,
+)
+from genesis_cli.nproc import is_main, launched, ranks_of_run
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, TorchPython, VsTorch
-from genesis_cli.profile_run import STEPS, is_run, profile_run
 
 if TYPE_CHECKING:
-    from genesis.measure.cases import Axes
-    from genesis.shapes import Shape
+    from pathlib import Path
 
+    from genesis.measure.cases import Axes
+    from genesis.measure.record import Cell, Report
+    from genesis.shapes import Shape
+    from genesis.train.config import Config as RunConfig
+    from genesis_cli.session.profiling import Profile
+
+STEPS, MOST_STEPS = 5, 1000  # profiled unless said otherwise, and at most
+OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "nproc")
 RANKS = "Take the run's steps in N processes of this host, ranks, and show what they send each other; all: one for"
+STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
+ARCH = "The GPU to show code for.  [default: this GPU; sm_90 where there is none]"
 Config = Annotated[
     str | None, typer.Argument(metavar="[CONFIG]", help="A training run: a YAML file, or a recipe's name.")
 ]
@@ -33,30 +56,13 @@ AxisText = Annotated[
     typer.Option("--axis", metavar="AXIS", help="-1, or several as in 0,1, or all.  [default: typical ones]"),
 ]
 Backward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
-Cold = Annotated[bool, typer.Option("--cold", help="Empty the GPU's cache before each call.")]
-Stage = Annotated[
-    str | None,
-    typer.Option(
-        "--show", metavar="STAGE", help="Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
-    ),
-]
-Kernel = Annotated[str | None, typer.Option("--kernel", metavar="NAME", help="The one kernel to show.")]
-Arch = Annotated[
-    str | None,
-    typer.Option(
-        "--arch", metavar="sm_N", help="The GPU to show code for.  [default: this GPU; sm_90 where there is none]"
-    ),
-]
-Steps = Annotated[
-    int | None, typer.Option("--steps", metavar="N", help=f"Steps of the run to profile.  [default: {STEPS}]")
-]
+Stage = Annotated[str | None, typer.Option("--show", metavar="STAGE", help=STAGES)]
+Arch = Annotated[str | None, typer.Option("--arch", metavar="sm_N", help=ARCH)]
+Steps = Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the run to profile.")]
 Out = Annotated[
     str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory here.")
 ]
 Nvtx = Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")]
-Generate = Annotated[
-    bool, typer.Option("--generate", help="Show the cost of a token that the run's model generates, too.")
-]
 NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} each GPU, or each CPU core.")]
 
 
@@ -70,16 +76,13 @@ def profile(
     dtype: OpDtype = None,
     device: MeasuredDevice = "auto",
     backward: Backward = False,
-    cold: Cold = False,
     vs: VsTorch = None,
     torch_python: TorchPython = None,
     stage: Stage = None,
-    kernel: Kernel = None,
     arch: Arch = None,
-    steps: Steps = None,
+    steps: Steps = STEPS,
     out: Out = None,
     nvtx: Nvtx = False,
-    generate: Generate = False,
     nproc: NProc = None,
     json: JsonFile = None,
 ) -> None:
@@ -89,61 +92,74 @@ def profile(
     A case that fails does not end the run; the exit code is that of the first one. With --nproc a rank that fails, or a
     signal, ends all of them, without a report.
     """
+    asked = SimpleNamespace(**context.params)
     if is_run(context):
-        assert config is not None
-        profile_run(config, overrides or [], steps, out, nvtx, generate, nproc, json)
+        profile_run(context, asked)
     elif stage is None:
-        measure_op(context, SimpleNamespace(**context.params))
+        measure_op(context, asked)
     else:
-        show_code(SimpleNamespace(**context.params))
+        show_code(asked)
+
+
+def is_run(context: typer.Context) -> bool:
+    """Whether the command line profiles a training run, not an op.
+
+    Raises:
+        UsageError: it names neither or both, or has an option of the other one.
+    """
+    given = given_in(context)
+    run, op = "config" in given, "op" in given
+    if run == op:
+        what = "a training run and --op exclude each other" if run else "Missing option '--op', or a CONFIG"
+        advice = "name one of them: genesis profile CONFIG, or genesis profile --op NAME; see genesis profile --help"
+        raise UsageError(what, where="command line", next=advice)
+    for name in given:
+        if name != "json" and (name in OF_RUNS) != run:
+            option = {"stage": "--show"}.get(name, f"--{name.replace('_', '-')}")
+            kind, other = ("ops", "a run") if run else ("runs", "an op")
+            hint = "; set train.device=cpu or train.device=cuda" if name == "device" else ""
+            advice = f"leave it out of the profile of {other}{hint}"
+            raise UsageError(f"{option} is for {kind}", where=option, next=advice)
+    return run
+
+
+# --- An op ------------------------------------------------------------------------------------------------------------
 
 
 def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
     """Measure, print the report, and end with the first failure's exit code, if there is one."""
     from genesis.measure.op import Settings, profile_op, tables_of
-    from genesis.measure.record import Failure, Report, to_text
-    from genesis_cli.environment import facts
+    from genesis.measure.record import Failure, to_text
     from genesis_cli.session.preparation import resolve_device
 
-    for option, word in (("--kernel", asked.kernel), ("--arch", asked.arch)):
-        if word is not None:
-            raise UsageError(f"{option} says whose code to show", where=option, next="add --show ptx, or leave it out")
+    if asked.arch is not None:
+        raise UsageError("--arch says whose code to show", where="--arch", next="add --show ptx, or leave it out")
     where, kind = resolve_device(asked.device), dtype_of(asked.dtype)
     with peer_of(where, asked.vs, asked.torch_python) as peer:
-        settings = Settings(backward=asked.backward, cold=asked.cold, peer=peer)
+        settings = Settings(backward=asked.backward, peer=peer)
         found = list(profile_op(asked.op, where, kind, _shapes(asked.shape), _axes(asked.axis), settings))
     failures = [each for each in found if isinstance(each, Failure)]
     rows = [each for each in found if not isinstance(each, Failure)]
-    machine = facts()
-    report = Report(
-        kind="profile-op",
-        command=command_of(context, "profile"),
-        device=str(where),
-        device_name=device_name(where, machine),
-        machine=machine,
-        tables=tables_of(rows),
-        failures=failures,
-    )
+    report = new_report("profile-op", command_of(context, "profile"), where)
+    report.settings = {"torch": peer.version if peer else None}
+    report.tables, report.failures = tables_of(rows), failures
     show(report, to_text(report) if rows else (), json=asked.json)
     raise_first(failures, len(rows))
 
 
 def show_code(asked: SimpleNamespace) -> None:
     """Print the code of the op's kernels, and measure nothing."""
-    from genesis.measure.kernels import code_of, render_lines, target_named
+    from genesis.measure.kernels import code_of, target_named
     from genesis_cli.session.preparation import resolve_device
 
-    for option, is_set in (("--json", asked.json is not None), ("--cold", asked.cold), ("--vs", asked.vs is not None)):
-        if is_set:
+    for option, value in (("--json", asked.json), ("--vs", asked.vs)):
+        if value is not None:
             what = f"{option} is for measuring, and --show prints code alone"
             raise UsageError(what, where=option, next=f"leave {option} or --show out")
     target = target_named(asked.arch, resolve_device(asked.device))
     case = dtype_of(asked.dtype), _shapes(asked.shape), _axes(asked.axis)
-    found = list(code_of(asked.op, asked.stage, target, *case, asked.backward, asked.kernel))
-    if not found:
-        print(f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew")
-    for code in found:
-        print("\n".join(render_lines(code)))
+    found = list(code_of(asked.op, asked.stage, target, *case, asked.backward))
+    print("\n".join(found or [f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew"]))
 
 
 def _shapes(text: str | None) -> list[Shape]:
@@ -164,3 +180,86 @@ def _axes(text: str | None) -> list[Axes]:
     if not axes:
         raise UsageError(f"{quote(text)} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
     return [axes if len(axes) > 1 else axes[0]]
+
+
+# --- A training run ---------------------------------------------------------------------------------------------------
+
+
+def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
+    """Profile the first steps of a run, print the report, and write the files into the folder `--out`.
+
+    Raises:
+        GenesisError: as `genesis train` does.
+    """
+    from genesis.files.boundary import fitting
+    from genesis.measure.record import to_text
+    from genesis.measure.recorder import Nvtx
+    from genesis.train.output import Output
+    from genesis_cli import recipes
+
+    if not 1 <= asked.steps <= MOST_STEPS:
+        raise UsageError(f"{asked.steps} steps cannot be profiled", where="--steps", next=f"take 1 to {MOST_STEPS}")
+    loaded = recipes.load(asked.config, asked.overrides or [])
+    ranks = 1 if asked.nproc is None else ranks_of_run(asked.nproc, loaded)
+    ranges = Nvtx() if asked.nvtx else None
+    folder = made_folder(asked.out) if asked.out is not None and is_main() else None
+    if ranks > 1:
+        raise typer.Exit(launched("profile", words_of(context, "nproc", between="="), ranks))
+    from genesis_cli.session.profiling import profile
+
+    with fitting(ModelError, "running the model"):
+        found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), ranges=ranges)
+    if found is not None:  # rank 0
+        report = _report(command_of(context, "profile"), loaded, found)
+        written = [] if folder is None else list(_write(folder, report, found))
+        show(report, [*to_text(report), *written], asked.json)
+
+
+def _report(command: str, config: RunConfig, found: Profile) -> Report:
+    from genesis.backend import CPU
+    from genesis.measure.collectives import collective_table
+    from genesis.measure.run import memory_table, step_tables
+
+    report = new_report("profile-run", command, found.device)
+    report.tables = list(step_tables(found.recorded, found.device != CPU))
+    if found.collectives is not None:
+        report.command += f" --nproc {found.ranks}"
+        report.tables.append(collective_table(found.collectives, found.ranks, median(found.recorded[0].plain)))
+        report.notes.append("The tables of steps and memory are rank 0's.")
+    report.tables.append(memory_table(found.memory))
+    settings: dict[str, Cell] = {
+        "model": found.model.config.model_type,
+        "parameters": sum(p.numel() for p in found.model.parameters()),
+        "dtype": found.model.head_weight.dtype.name,
+        "rows": config.train.batch_size,
+        "tokens": config.data.seq_len,
+        "micro-batches": config.train.accumulation_steps,
+        "ranks": found.ranks if found.ranks > 1 else None,
+        "threads": found.threads,
+    }
+    report.settings = settings
+    return report
+
+
+def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
+    """Write all files, and return a line for each."""
+    from genesis.backend import CPU
+    from genesis.files.atomic import write_file
+    from genesis.measure.svg import flame_graph
+    from genesis.measure.trace import chrome_trace, collapsed, stacks
+
+    main = found.recorded[0]
+    parts = stacks(main.steps, found.device != CPU)
+    steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
+    steps["step with its memory"] = found.memory_step
+    trace = chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()])
+    title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
+    yield ""
+    for name, content, meaning in (
+        ("trace.json", trace, "every op and kernel, and memory, for ui.perfetto.dev"),
+        ("stacks.txt", collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
+        ("flamegraph.svg", flame_graph(parts, title), "the same, drawn"),
+        ("report.json", report.to_json(), "all figures"),
+    ):
+        write_file(folder / name, content)
+        yield f"wrote   {escape(folder / name)}: {meaning}"

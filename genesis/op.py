@@ -173,7 +173,7 @@ class Op:
             the widest dtype of the inputs; empty: inputs stay unchanged.
         autocast_inputs: number of leading inputs that `autocast` casts; None for all.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
-            equivalent, or if `genesis.measure.peers.torch_ops` has a call of another form.
+            equivalent, or if `genesis.measure.torch_ops` has a call of another form.
     """
 
     name: str

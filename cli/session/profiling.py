@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,6 @@ from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
 from genesis.measure.collectives import StepTimes
-from genesis.measure.limits import limits_of
 from genesis.measure.memory import Timeline
 from genesis.measure.recorder import Nvtx
 from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
@@ -27,11 +26,11 @@ from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps, steps_of
 from genesis.train.loop import Training
 from genesis.train.output import Output
-from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, SAMPLING_S, Ranks
+from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench.steps import FAST, UNTIL_CAPTURED, Generation, Settings, generated, timed_collectives
+from genesis_cli.session.bench_steps import UNTIL_CAPTURED, timed_collectives
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
 from genesis_cli.session.preparation import prepare_data, resolve_device
@@ -42,7 +41,6 @@ from genesis_models.blocks import CausalLM
 
 WARM_UP = 2  # eager steps before the measured ones
 UNTIL_RECORDED = 3  # steps until a captured one is recorded
-LONGEST = 256  # tokens of the generated sequence
 EVERY = 4  # the most steps between two readings of their figures
 
 
@@ -55,7 +53,6 @@ class Profile:
         memory: of one eager step, recorded as `memory_step`.
         threads: of this rank on the CPU; None on a GPU.
         collectives: of a step in several ranks, otherwise None.
-        generation: of one sequence by the model, if requested.
     """
 
     device: Device
@@ -66,17 +63,13 @@ class Profile:
     ranks: int
     threads: int | None
     collectives: StepTimes | None
-    generation: Generation | None = None
 
 
-def profile(
-    config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None, generates: bool = False
-) -> Profile | None:
+def profile(config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None) -> Profile | None:
     """Profile `steps` steps of the run that `config` describes, and take as many unwatched.
 
     Args:
         ranges: another profiler that shows phases, modules and ops.
-        generates: measures generation by the model too.
 
     Returns:
         Rank 0's profile; None on the other ranks.
@@ -95,10 +88,6 @@ def profile(
         training = _assembled(config, console if ranks.is_main else Output(None), interrupts, ranks, stack)
         with ranks.during("profiling", FIRST_STEPS_S):
             found = profiled(training, steps, ranges)
-        if generates:
-            with ranks.during("generation", SAMPLING_S), ranks.main_first("generation"):
-                if ranks.is_main:
-                    found = replace(found, generation=_generation(found.model, found.device))
         return found if ranks.is_main else None
 
 
@@ -121,13 +110,6 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: R
     check_same_data(ranks, training.state.loader)
     model.train()
     return training
-
-
-def _generation(model: CausalLM, device: Device) -> Generation:
-    """The generation of the last quarter of half a context."""
-    length, dtype = min(LONGEST, model.config.context_length // 2), model.head_weight.dtype
-    settings = Settings(dtype.name, plan=FAST, new=max(2, length // 4))
-    return generated(model, 1, max(1, length - settings.new), limits_of(device, dtype), settings)
 
 
 def _cache(config: Config, stack: ExitStack) -> str:

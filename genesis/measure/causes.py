@@ -424,7 +424,7 @@ def _cache(seen: Examined) -> Finding | None:
             cold = measure(sample, seen.plan).fastest
         if cold > FREE * seen.gpu:
             evidence = f"{format_seconds(seen.gpu)} with its data in L2, {format_seconds(cold)} without"
-            return named("cache", 1 - seen.gpu / cold, evidence, 0.0, "a larger shape, or --cold, shows memory's cost")
+            return named("cache", 1 - seen.gpu / cold, evidence, 0.0, "a larger shape shows memory's cost")
     if seen.moved >= MOST_OF_IT or seen.other_size is None:
         return None
     share = format_share(1 - seen.saved_when_small)

@@ -32,12 +32,10 @@ from genesis.shapes import Shape
 
 if TYPE_CHECKING:
     from genesis.backend.cuda.compile import Signature
-    from genesis.backend.cuda.driver import Driver, KernelFacts, Properties, SMFacts
+    from genesis.backend.cuda.driver import Driver, Properties
     from genesis.backend.cuda.launch import KernelLaunch
     from genesis.backend.cuda.simulated import Launched
 
-WARP = 32
-REGISTERS_AT_ONCE = 256  # allocated to a warp: CUDA's programming guide, "Technical specifications", since 3.5
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 USUAL = 90  # the architecture when none is given and there is no GPU
 QUEUE = 100  # calls that may wait for the GPU: the host would wait for a full queue
@@ -53,7 +51,6 @@ class Resources:
     local: int  # bytes of local memory of a thread: spilled registers, and arrays indexed at run time
     resident: int  # programs that an SM holds at once
     occupancy: float  # their threads, as a share of those that an SM can hold
-    bound_by: str  # the resource that keeps one more program from an SM
     sm_count: int  # of the GPU
     waves: float  # the grid over the programs that all SMs hold at once; at most 1 for a persistent kernel
     idle: float  # share of slots, over all waves, that the last wave leaves empty
@@ -84,53 +81,30 @@ COLUMNS = (  # of a case, the pass ("forward" or "backward") and a launch
     Column("local", "local", "bytes", "Local memory of a thread: spilled registers.", f"{TAKEN}.local"),
     Column("resident", "per SM", "count", "Programs that an SM holds at once.", f"{TAKEN}.resident"),
     Column("occupancy", "occupancy", "share", "Threads on an SM, of those it can hold.", f"{TAKEN}.occupancy"),
-    Column("bound_by", "bound by", "text", "The resource that keeps one more program away.", f"{TAKEN}.bound_by"),
     Column("waves", "waves", "count", "The grid over the programs that all SMs hold.", f"{TAKEN}.waves"),
     Column("idle", "idle", "share", "Slots that the last wave leaves empty.", f"{TAKEN}.idle"),
 )
-
-
-def resources(
-    kernel: KernelFacts, processor: SMFacts, sm_count: int, grid: Sequence[int], threads: int, dynamic: int
-) -> Resources:
-    """The resources of a launch, from the driver's figures.
-
-    Args:
-        grid: programs, in up to three dimensions.
-        threads: of a program.
-        dynamic: bytes of shared memory that the launch asks for.
-    """
-    slots = kernel.resident * sm_count
-    waves = math.prod(grid) / slots if slots else 0.0
-    warps = -(-threads // WARP)
-    registers = -(-kernel.registers * WARP // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE * warps
-    room = {
-        "threads": processor.threads // (warps * WARP),
-        "programs": processor.blocks,
-        "registers": processor.registers // max(registers, 1),
-        "shared memory": processor.shared // max(kernel.shared + dynamic + processor.reserved, 1),
-    }
-    return Resources(
-        threads=threads,
-        registers=kernel.registers,
-        shared=kernel.shared + dynamic,
-        local=kernel.local,
-        resident=kernel.resident,
-        occupancy=kernel.resident * threads / processor.threads,
-        bound_by=min(room, key=lambda name: room[name]),
-        sm_count=sm_count,
-        waves=waves,
-        idle=1 - waves / math.ceil(waves) if waves else 0.0,
-    )
 
 
 def resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
     """The resources of a launch that ran; None for memory that is set, and where no machine code runs."""
     if launched.loaded is None:
         return None
-    function, threads, shared = launched.loaded.function, launched.loaded.threads, launched.loaded.shared
-    facts = driver.kernel_facts(function.handle, threads, shared)
-    return resources(facts, driver.sm_facts(), driver.properties.sm_count, launched.grid, threads, shared)
+    function, threads, dynamic = launched.loaded.function, launched.loaded.threads, launched.loaded.shared
+    kernel, sm_count = driver.kernel_facts(function.handle, threads, dynamic), driver.properties.sm_count
+    slots = kernel.resident * sm_count
+    waves = math.prod(launched.grid) / slots if slots else 0.0
+    return Resources(
+        threads=threads,
+        registers=kernel.registers,
+        shared=kernel.shared + dynamic,
+        local=kernel.local,
+        resident=kernel.resident,
+        occupancy=kernel.resident * threads / driver.sm_facts().threads,
+        sm_count=sm_count,
+        waves=waves,
+        idle=1 - waves / math.ceil(waves) if waves else 0.0,
+    )
 
 
 def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
@@ -184,17 +158,6 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
 # --- Code -------------------------------------------------------------------------------------------------------------
 
 
-class Code(NamedTuple):
-    """One kernel as an op launches it."""
-
-    kernel: str  # its name
-    grids: list[tuple[int, int, int]]  # programs of each launch
-    capability: tuple[int, int]  # the compute capability it is compiled for
-    signature: Signature  # types, constants and options of its arguments; see `genesis.backend.cuda.compile`
-    stage: str  # one of `STAGES`
-    text: str  # the code at that stage
-
-
 def target_named(arch: str | None, device: Device) -> Properties:
     """The GPU to compile for: of the architecture `arch` ("sm_90" or "90"), else the device's own, else a usual one.
 
@@ -228,34 +191,29 @@ def code_of(
     shapes: Sequence[Shape] = (),
     axes: Sequence[Axes] = (),
     backward: bool = False,
-    kernel: str | None = None,
-) -> Iterator[Code]:
-    """The kernels that the first case of an op launches, in order, each once.
+) -> Iterator[str]:
+    """The code of each kernel that the first case of an op launches, below a comment that names it.
 
     Args:
         name, dtype, shapes, axes: as for `op.profile_op`.
         stage: one of `STAGES`.
         backward: the kernels of the gradient, too.
-        kernel: only the kernel of this name.
 
     Raises:
-        UsageError: there is no such op, stage or kernel. DeviceError: a tool is missing.
+        UsageError: there is no such op or stage. DeviceError: a tool is missing.
     """
     if stage not in STAGES:
         raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
-    launched = _launches(name, target, dtype, shapes, axes, backward)
-    names = dict.fromkeys(each.kernel.__name__ for each in launched)
-    if kernel is not None and kernel not in names:
-        listed = ", ".join(names) or "none"
-        raise UsageError(f"{name} launches no kernel {kernel}", where="--kernel", next=f"its kernels: {listed}")
     found: dict[Any, list[Launched]] = {}
-    for each in launched:
-        if kernel in (None, each.kernel.__name__):
-            found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+    for each in _launches(name, target, dtype, shapes, axes, backward):
+        found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+    mark, arch = ";" if stage == "llir" else "//", "".join(map(str, target.capability))
     for alike in found.values():
-        first, signature = alike[0].kernel, alike[0].signature
-        text = _text(first, signature, target.capability, stage)
-        yield Code(first.__name__, [each.grid for each in alike], target.capability, signature, stage, text)
+        kernel, signature = alike[0].kernel, alike[0].signature
+        grids = ", ".join(dict.fromkeys("x".join(map(str, each.grid)) for each in alike))
+        constants = ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in signature.constants)
+        head = f"{mark} {kernel.__name__}: {stage} for sm_{arch}, grid {grids}, constants {constants}"
+        yield f"{head}\n{_text(kernel, signature, target.capability, stage).rstrip()}"
 
 
 def _launches(
@@ -324,27 +282,3 @@ def disassembled(cubin: bytes) -> str:
     if done.returncode:
         raise DeviceError(f"{tool} failed: {done.stderr.strip()[-300:]}", next="use --show ptx")
     return done.stdout
-
-
-def render_lines(code: Code) -> Iterator[str]:
-    """The code below comments that name the kernel, the architecture and the arguments it was compiled for."""
-    mark, arch = ";" if code.stage == "llir" else "//", "".join(map(str, code.capability))
-    grids = ", ".join("x".join(map(str, grid)) for grid in dict.fromkeys(code.grids))
-    times = "" if len(code.grids) == 1 else f", launched {len(code.grids)} times"
-    yield f"{mark} {code.kernel}: {code.stage} for sm_{arch}, grid {grids}{times}"
-    types, constants, options = code.signature
-    if types:
-        yield f"{mark} arguments {_listed(types)}"
-    for what, pairs in (("constants", constants), ("options", options)):
-        if pairs:
-            yield f"{mark} {what} " + ", ".join(f"{name}={_listed(value)}" for name, value in pairs)
-    yield from code.text.rstrip("\n").split("\n")
-
-
-def _listed(value: Any) -> str:
-    """A type or constant for people: functions by their names, tuples in brackets."""
-    if isinstance(value, tuple) and value[:1] == ("constexpr",) and len(value) == 2:
-        return repr(value[1])
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_listed, value)) + ")"
-    return str(getattr(value, "__name__", value))

@@ -6,8 +6,7 @@ import itertools
 import math
 import time
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
-from genesis.measure.recorder import OUTSIDE, Frame, aggregated
+from genesis.measure.recorder import Frame
 
 if TYPE_CHECKING:
     from genesis.backend.cuda import CudaBackend
@@ -106,13 +105,11 @@ class Timeline:
     Attributes:
         samples: moments and bytes by category after each change; the first are those before the step.
         peak: index of the sample with the highest sum.
-        held: owners at the peak, the largest first; module and op are empty for memory from before the step.
     """
 
     samples: list[tuple[float, dict[Category, int]]]
     peak: int
     peak_phase: str
-    held: list[dict[str, Any]]
 
 
 def timeline(track: Track, frames: Sequence[Frame], persistent: Mapping[Category, Sequence[Array]]) -> Timeline:
@@ -133,8 +130,7 @@ def timeline(track: Track, frames: Sequence[Frame], persistent: Mapping[Category
         samples[max(at, began)] = dict(totals)
     moment = max(samples, key=lambda at: sum(samples[at].values()))
     phase = next((f.phase for f in frames if f.level == "phase" and f.start <= moment <= f.end), "idle")
-    held = _held(block for block in blocks if block.taken <= moment < block.freed)
-    return Timeline(list(samples.items()), list(samples).index(moment), phase, held)
+    return Timeline(list(samples.items()), list(samples).index(moment), phase)
 
 
 def _blocks(changes: Sequence[Change], persistent: Mapping[Category, Sequence[tuple[int, int]]]) -> list[_Block]:
@@ -156,20 +152,6 @@ def _blocks(changes: Sequence[Change], persistent: Mapping[Category, Sequence[tu
                 blocks.append(live[address])
             live[address].category = category
     return blocks
-
-
-def _held(blocks: Iterable[_Block]) -> list[dict[str, Any]]:
-    """Bytes and number of blocks by owner."""
-    sizes, counts = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for block in blocks:
-        owner = (block.category, "", "")
-        if (frame := block.frame) is not None:
-            owner = (block.category, aggregated(frame.module), frame.name if frame.level == "op" else OUTSIDE)
-            counts[owner] += 1
-        sizes[owner] += block.nbytes
-    names = ("category", "module", "op", "bytes", "blocks")
-    rows = [(*owner, size, counts.get(owner)) for owner, size in sizes.most_common() if size]
-    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _block_of(array: Array) -> tuple[int, int] | None:

@@ -20,11 +20,11 @@ from genesis.measure.cases import Axes, Case, Passes, choices, label_of, make_ca
 from genesis.measure.causes import Call, Finding, Subject
 from genesis.measure.kernels import Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
-from genesis.measure.limits import Limits, cuda_backend, has_gpu_time, limits_of, time_on_gpu, wait_for
+from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
-from genesis.measure.peer import Child, Peer, versus
+from genesis.measure.peer import Child, Ratio, versus
 from genesis.measure.record import Column, Failure, Table, table
-from genesis.measure.timing import Plan, Timing, cold_calls, measure, of_wall
+from genesis.measure.timing import Plan, Timing, measure, of_wall
 from genesis.op import execute
 from genesis.shapes import Shape
 
@@ -37,7 +37,6 @@ class Settings:
     """What to measure."""
 
     backward: bool = False  # the gradient, too
-    cold: bool = False  # GPU time with an emptied L2
     stages: bool = True  # the stages of dispatch, on CUDA
     causes: bool = True  # the primary issue, by changing one thing at a time
     plan: Plan = field(default_factory=Plan)  # how long and how precisely, for each time
@@ -74,7 +73,6 @@ class Measured:
 
     case: Case
     limits: Limits
-    is_cold: bool
     wall: Timing  # consecutive eager calls, without recording
     gpu: Timing | None  # None on the CPU, and where a CUDA graph cannot hold the call
     flops: int
@@ -83,7 +81,7 @@ class Measured:
     launches: list[Launch] | None = None  # kernels and fills; None on the CPU
     dispatch: dict[str, float] = field(default_factory=dict)  # host seconds by stage; see `kernels.stages_of`
     backward: Backward | None = None
-    peer: Peer | None = None
+    peer: Ratio | None = None  # the same op in the other library
     finding: Finding | None = None  # None where no measurement named an issue
     notes: tuple[str, ...] = ()  # what was left out, and why
     size: str = ""  # the size class, where one was asked for
@@ -167,8 +165,6 @@ def profile_op(
     chosen = Settings() if settings is None else settings
     if chosen.backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
-    if chosen.cold and not has_gpu_time(device):
-        raise UsageError("only a GPU's cache can be emptied", where="--cold", next="leave --cold out")
     for shape, over in choices(name, device, shapes, axes):
         try:
             case = make_case(name, shape, over, dtype, device)
@@ -204,14 +200,12 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
     if settings.peer is not None:
         with no_grad():
             shape = outputs[0].shape if outputs else ()
-            found = versus(case, settings.peer, plan, passes and passes.backward, shape)
+            found = versus(case, settings.peer, plan, shape)
         peer = None if isinstance(found, str) else found
         notes += [found] if isinstance(found, str) else []
     work = cost.flops, cost.bytes, peak
     finding = _recording(backward, wall) or finding
-    return Measured(
-        case, limits, settings.cold, wall, gpu, *work, launches, dispatch, backward, peer, finding, tuple(notes)
-    )
+    return Measured(case, limits, wall, gpu, *work, launches, dispatch, backward, peer, finding, tuple(notes))
 
 
 def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | None:
@@ -235,9 +229,6 @@ def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, note
     """GPU time, or None with a note where it cannot be measured."""
     if not has_gpu_time(device):
         return None
-    if settings.cold:
-        with cold_calls(call, cuda_backend(device)) as sample:
-            return measure(sample, settings.plan)
     try:
         return time_on_gpu(call, device, wall.seconds, settings.plan)
     except DeviceError as error:
@@ -302,7 +293,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("inputs", "inputs", "text", "Dtype and shape of each array.", _inputs, True),
     *_timing("wall", "wall", "Eager calls by the clock on the wall."),
     *_timing("gpu", "GPU", "Time on the GPU alone."),
-    Column("is_cold", "cold", "text", "Whether the L2 was emptied before each call.", lambda m: m.is_cold or None),
     Column("bytes", "moves", "bytes", "The fewest bytes the call can move: each operand once.", "nbytes"),
     Column("bytes_per_second", "rate", "byte/s", "Bytes per second.", lambda m: m.nbytes / m.time.seconds),
     Column("bandwidth_share", "of a copy", "share", "Of the rate of a copy."),
@@ -318,15 +308,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("recording", "recording", "s", "Time that recording for backward adds.", "backward.recording"),
     Column("backward", "backward", "s", "The backward pass, on the GPU where there is one.", "backward.seconds"),
     Column("backward_wall", "eager backward", "s", "By the wall.", "backward.wall.seconds", True),
-    Column("peer", "torch", "s", "The same in torch.", "peer.forward.peer_seconds"),
-    Column("ratio", "vs torch", "ratio", "torch's time over ours, in interleaved rounds.", "peer.forward.ratio"),
-    Column("ratio_spread", "rounds", "share", "How far the rounds lie apart.", "peer.forward.spread"),
+    Column("peer", "torch", "s", "The same in torch.", "peer.peer_seconds"),
+    Column("ratio", "vs torch", "ratio", "torch's time over ours, in interleaved rounds.", "peer.ratio"),
+    Column("ratio_spread", "rounds", "share", "How far the rounds lie apart.", "peer.spread"),
     Column("ratio_band", "band of torch", "text",
-           "faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.", "peer.forward.band"),
-    Column("backward_ratio", "backward vs torch", "ratio", "The same for the backward pass.", "peer.backward.ratio"),
-    Column("peer_clock", "clock", "text", "The time that was compared: GPU or wall.", "peer.clock", True),
-    Column("peer_version", "torch version", "text", "Of torch.", "peer.version", True),
-    Column("peer_threads", "threads", "count", "That both may use on the CPU.", "peer.threads", True),
+           "faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.", "peer.band"),
     *(
         Column(f"dispatch_{stage}", stage, "s", f"Host time of dispatch: {stage}.", f"dispatch.{stage}")
         for stage in ("entry", "lookup", "allocate", "launch", "wrap")
@@ -354,9 +340,6 @@ def tables_of(measured: Sequence[Measured]) -> list[Table]:
     title = f"{measured[0].case.name}, {measured[0].case.dtype.name}"
     notes = dict.fromkeys(note for each in measured for note in each.notes)
     ops = table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one, notes=notes)
-    worst = min((m for m in measured if m.share is not None), key=lambda m: m.share or 0.0, default=None)
-    if not one and worst is not None and worst.finding is not None:
-        ops.notes.append(f"next: {worst.name}: {worst.finding.evidence}; {worst.finding.advice}")
     rows = [(m.name, "forward", each) for m in measured for each in m.launches or ()]
     rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()]
     found = [table("limits", "measured now", LIMITS, limits.values()), ops]

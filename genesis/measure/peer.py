@@ -1,7 +1,7 @@
-"""Compares Genesis with another library, which runs in a process of its own and is timed in interleaved rounds.
+"""Compares Genesis with torch, which runs in a process of its own and is timed in interleaved rounds.
 
-The peer's process runs `peers/torch_ops.py` with this interpreter or the one of another environment. It gets the same
-shapes, dtypes, strides and values. Only the shape of its results is checked.
+The process runs `torch_ops.py` with this interpreter or the one of another environment. It gets the same shapes,
+dtypes, strides and values. Only the shape of its results is checked.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import base64
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -30,15 +28,13 @@ from genesis.errors import DeviceError, UsageError, escape
 from genesis.files.paths import quote
 from genesis.measure.cases import Case
 from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
-from genesis.measure.peers.torch_ops import CALLS
-from genesis.measure.timing import Plan, Timing, graph_calls, measure, of_graph, of_wall, summarize
+from genesis.measure.timing import Plan, Sampler, graph_calls, measure, of_graph, of_wall, summarize
+from genesis.measure.torch_ops import CALLS
 
-SCRIPT = Path(__file__).parent / "peers" / "torch_ops.py"
-START, ANSWER = 180.0, 900.0  # seconds that importing torch may take, and an answer, which may wait for a compilation
+SCRIPT = Path(__file__).parent / "torch_ops.py"
 ROUNDS = 3
 NOISY = 0.2  # spread of the rounds above which a ratio is noise
 FLOATS, INTEGERS = 1 << 16, 1 << 22  # values of an input that are sent; the peer repeats them
-PEERS = ("torch",)
 RATIO_BANDS = ((1.05, "faster"), (0.95, "level"), (0.8, "near"), (0.5, "slower"), (0.0, "far"))
 
 
@@ -57,7 +53,6 @@ class Ratio:
     peer_seconds: float
     ratio: float  # the peer's time over ours, median of the rounds; above 1 Genesis is faster
     spread: float  # the largest ratio of a round over the smallest, minus 1
-    rounds: int
 
     @property
     def is_noisy(self) -> bool:
@@ -77,18 +72,11 @@ class Ratio:
         return next(name for least, name in RATIO_BANDS if self.ratio >= least)
 
 
-def compared(
-    ours: Callable[[], Timing], theirs: Callable[[], Timing], rounds: int = ROUNDS
-) -> list[tuple[float, float]]:
-    """The medians of both in each round, measured in turn so that a slow machine slows both."""
-    return [(ours().seconds, theirs().seconds) for _ in range(rounds)]
-
-
 def ratio_of(rounds: list[tuple[float, float]]) -> Ratio:
     """The ratio over all rounds."""
     ratios = [theirs / ours for ours, theirs in rounds]
     ours, theirs = (median(column) for column in zip(*rounds, strict=True))
-    return Ratio(ours, theirs, median(ratios), max(ratios) / min(ratios) - 1, len(rounds))
+    return Ratio(ours, theirs, median(ratios), max(ratios) / min(ratios) - 1)
 
 
 # --- The process ------------------------------------------------------------------------------------------------------
@@ -111,7 +99,7 @@ class Child:
     """
 
     def __init__(self, work: str, device: Device, python: str | None = None) -> None:
-        self.device, self._rest = device, b""
+        self.device = device
         settings = {"work": work, "device": str(device), "threads": threads() if device == CPU else None}
         # The peer runs on the GPU even where Genesis uses Triton's interpreter.
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -128,7 +116,7 @@ class Child:
                 next="give the interpreter of an environment with torch: path/to/bin/python",
             ) from error
         try:
-            said = self._read(START)
+            said = self._read()
             if "missing" in said:
                 how = "pip install torch, or name an interpreter that has torch: --torch-python PATH"
                 raise DeviceError(str(said["missing"]), where="--vs torch", next=how)
@@ -138,7 +126,7 @@ class Child:
         self.version = str(said["version"])
 
     def ask(self, what: str, /, **request: Any) -> dict[str, Any]:
-        """The answer to one request: see `peers/torch_ops.py`.
+        """The answer to one request: see `torch_ops.py`.
 
         Raises:
             PeerError: the request failed there, or the process ended.
@@ -149,22 +137,15 @@ class Child:
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
-        said = self._read(ANSWER)
+        said = self._read()
         if "error" in said:
             raise (PeerLacks if "lacks" in said else PeerError)(str(said["error"]))
         return said
 
-    def _read(self, seconds: float) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         """The next line, parsed as a dictionary."""
-        assert self._process.stdout is not None
-        out, end = self._process.stdout.fileno(), time.monotonic() + seconds
-        while b"\n" not in self._rest:
-            if not select.select([out], [], [], max(end - time.monotonic(), 0.0))[0]:
-                raise PeerError(f"the peer's process did not answer within {seconds:.0f} s")
-            if not (piece := os.read(out, 1 << 16)):
-                raise self._ended()
-            self._rest += piece
-        line, _, self._rest = self._rest.partition(b"\n")
+        if not (line := cast("IO[bytes]", self._process.stdout).readline()):
+            raise self._ended()
         return cast("dict[str, Any]", json.loads(line))
 
     def _ended(self) -> PeerError:
@@ -198,8 +179,8 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
     Raises:
         UsageError: there is no such peer or interpreter, or the device is simulated. DeviceError: torch is missing.
     """
-    if name not in PEERS:
-        raise UsageError(f"{quote(name)} is not a peer", where="--vs", next=f"use {', '.join(PEERS)}")
+    if name != "torch":
+        raise UsageError(f"{quote(name)} is not a peer", where="--vs", next="use torch")
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter cannot be compared", where="--vs", next="use --device cpu")
     child = Child(work, device, python)
@@ -212,55 +193,39 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
 # --- An op ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Peer:
-    """An op compared with the same op of another library."""
+def versus(case: Case, child: Child, plan: Plan, shape: tuple[int, ...]) -> Ratio | str:
+    """An op against torch's, or why it was not compared; `shape` is the one of our (first) result.
 
-    version: str  # of the library
-    clock: str  # "GPU" for replays of a CUDA graph, "wall" for eager calls
-    threads: int | None  # that both may use on the CPU; None on a GPU
-    forward: Ratio
-    backward: Ratio | None  # None unless gradients were asked for
-
-
-def versus(
-    case: Case, child: Child, plan: Plan, backward: Callable[[], object] | None, shape: tuple[int, ...]
-) -> Peer | str:
-    """An op against torch's, or why it was not compared.
-
-    Args:
-        backward: our backward pass, where it is compared, too.
-        shape: of our (first) result, which torch's must have.
+    Replays of CUDA graphs are compared on a GPU, and eager calls elsewhere. Each library gets half of the plan's time.
     """
     if not case.op.torch and case.op.name not in CALLS:
         return f"torch has nothing like {case.op.name}"
-    clock = "GPU" if has_gpu_time(case.device) else "wall"
+    on_gpu, each = has_gpu_time(case.device), replace(plan, seconds=plan.seconds / (2 * ROUNDS), warm_up=0.0)
     inputs = [_described(x) if isinstance(x, Array) else x for x in case.inputs]
     attrs = {n: v.name if isinstance(v, DType) else v for n, v in case.attrs.items() if n != "device"}
+
+    def rounds(sample: Sampler) -> Ratio:
+        found = []
+        for _ in range(ROUNDS):
+            theirs = child.ask("measure", seconds=each.seconds)["samples"]
+            found.append((measure(sample, each).seconds, summarize(theirs).seconds))
+        return ratio_of(found)
+
     try:
-        facts = child.ask("open", op=case.op.name, path=case.op.torch, inputs=inputs, attrs=attrs, clock=clock)
+        facts = child.ask("open", op=case.op.name, path=case.op.torch, inputs=inputs, attrs=attrs, in_graph=on_gpu)
         if tuple(facts["shape"]) != shape:
             raise PeerError(f"its result has the shape {tuple(facts['shape'])}, ours {shape}")
-        forward = _rounds(case.call, "forward", child, plan)
-        other = None if backward is None else _rounds(backward, "backward", child, plan)
+        wall = of_wall(case.call, wait_for(case.device))
+        with (
+            of_graph(case.call, cuda_backend(case.device), graph_calls(wall(3) / 3))
+            if on_gpu
+            else nullcontext(wall) as sample
+        ):
+            found = rounds(sample)
         child.ask("close")
     except DeviceError as error:
         return f"not compared with torch: {error.what}"
-    return Peer(child.version, clock, threads() if case.device == CPU else None, forward, other)
-
-
-def _rounds(call: Callable[[], object], what: str, child: Child, plan: Plan) -> Ratio:
-    """Interleaved rounds, with half of the plan's time for each library."""
-    each = replace(plan, seconds=plan.seconds / (2 * ROUNDS), warm_up=0.0)
-    wall = of_wall(call, wait_for(child.device))
-
-    def theirs() -> Timing:
-        return summarize(child.ask("measure", what=what, seconds=each.seconds)["samples"])
-
-    if not has_gpu_time(child.device):
-        return ratio_of(compared(lambda: measure(wall, each), theirs))
-    with of_graph(call, cuda_backend(child.device), graph_calls(wall(3) / 3)) as sample:
-        return ratio_of(compared(lambda: measure(sample, each), theirs))
+    return found
 
 
 def _described(x: Array) -> dict[str, Any]:

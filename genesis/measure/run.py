@@ -249,13 +249,6 @@ MEMORY = (
     Column("peak", "at the peak", "bytes", "Bytes when the sum is highest."),
     Column("before", "before the step", "bytes", "Bytes that exist before the step."),
 )
-HELD = (
-    Column("bytes", "held", "bytes", "Bytes at the peak."),
-    Column("category", "category", "text", "As in the table of memory."),
-    Column("module", "module", "text", "The module that allocated it; empty if it existed before."),
-    Column("op", "op", "text", "The op that allocated it."),
-    Column("blocks", "blocks", "count", "Blocks of the pool."),
-)
 
 
 def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
@@ -294,11 +287,10 @@ def _notes(sums: Sums, first: Sums, ops: Sequence[Mapping[str, Any]]) -> Iterato
         yield f"The longest op is {op['name']}, {format_share(op['share'])}: see genesis profile --op {op['name']}."
 
 
-def memory_tables(timeline: Timeline) -> Iterator[Table]:
-    """The peak of a step's memory by category, and by owner."""
+def memory_table(timeline: Timeline) -> Table:
+    """The memory of a step by category, when their sum is highest."""
     (began, before), (moment, peak) = timeline.samples[0], timeline.samples[timeline.peak]
     rows: list[dict[str, Any]] = [{"category": name, "peak": peak[name], "before": before[name]} for name in peak]
     rows.append({"category": "sum", "peak": sum(peak.values()), "before": sum(before.values())})
     note = f"The peak is in {timeline.peak_phase}, {format_seconds(moment - began)} into a step."
-    yield table("memory", "memory", MEMORY, rows, notes=[note])
-    yield table("held", "memory held at the peak", HELD, timeline.held, most=MOST)
+    return table("memory", "memory", MEMORY, rows, notes=[note])

@@ -1,4 +1,9 @@
-"""Records a stretch of a program: frames on the host, kernels on the GPU, waits of the host, and memory."""
+"""Records a stretch of a program: frames on the host, kernels on the GPU, waits of the host, and memory.
+
+Events time each kernel: around every launch, and after every kernel inside a CUDA graph. Between the events of separate
+launches the GPU is idle. Inside a graph a kernel's time starts where the previous kernel ended. Kernels run one after
+the other: neither a graph nor the comm stream overlaps them while they are marked. A collective counts as one kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,204 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.measure.limits import wait_for
-from genesis.measure.marks import Kernel, Marks
 from genesis.measure.memory import MemoryWatch, Track
-from genesis.measure.recorder import Frame, Recorder, callers, decorated, shadowed
+from genesis.measure.recorder import OUTSIDE, Frame, Recorder, callers, decorated, shadowed
+
+if TYPE_CHECKING:
+    from genesis.backend.cuda import CudaBackend
+
+
+class Kernel(NamedTuple):
+    """A kernel, copy or fill as it ran.
+
+    Attributes:
+        frame: the host's frame at the launch; for a kernel in a graph, at the capture.
+        outside: the op it counts for where no op launched it: a copy, or a graph captured before the profile.
+        is_concurrent: it ran on another stream than the step.
+        start, end: seconds since the first mark of the step.
+    """
+
+    name: str
+    frame: Frame
+    grid: tuple[int, ...] = ()
+    outside: str = OUTSIDE
+    is_concurrent: bool = False
+    in_graph: bool = False
+    start: float = 0.0
+    end: float = 0.0
+
+    @property
+    def op(self) -> str:
+        """The op that launched it."""
+        return self.frame.name if self.frame.level == "op" else self.outside
+
+    @property
+    def phase(self) -> str:
+        """The phase that launched it."""
+        return self.frame.phase
+
+    @property
+    def seconds(self) -> float:
+        """Its time."""
+        return self.end - self.start
+
+
+class _Mark(NamedTuple):
+    """A launch, and the events before and after it."""
+
+    kernel: Kernel
+    before: int
+    after: int
+
+
+class Marks:
+    """Records events around launches while `watching` is entered; graphs captured meanwhile keep theirs.
+
+    Args:
+        current: returns the host's innermost frame.
+        launched: called before a wait for launched work.
+        keeps_graphs: whether graphs captured meanwhile are replayed later.
+    """
+
+    def __init__(
+        self,
+        backend: CudaBackend,
+        current: Callable[[], Frame],
+        launched: Callable[[], None],
+        keeps_graphs: bool,
+    ) -> None:
+        self.backend, self._current, self._before_wait = backend, current, launched
+        self._keeps_graphs, self._wait = keeps_graphs, backend.driver.synchronize
+        self._in_collective = False
+        self._marks: list[_Mark] = []
+        self._kernels: list[Kernel] = []  # of graphs that were replayed again
+        self._capture: list[_Mark] = []  # begins with a mark for the start of the capture
+        self._graphs: dict[int, list[_Mark]] = {}  # by executable
+        self._replayed: list[int] = []
+        self._base = self._main = 0
+        self._events, self._graph_events = list[int](), list[int]()
+
+    def begin(self) -> None:
+        """Forget the previous step's marks."""
+        self._destroy(self._events)
+        self._marks, self._kernels, self._replayed = [], [], []
+        self._base, self._main = self._event(self._events), self.backend.stream
+        self.backend.driver.record_time(self._base, self._main)
+
+    def kernels(self) -> list[Kernel]:
+        """The kernels since `begin` by their start. The device must be idle."""
+        self._read_graphs()
+        return sorted([*self._kernels, *map(self._timed, self._marks)], key=lambda kernel: kernel.start)
+
+    def _timed(self, mark: _Mark) -> Kernel:
+        start, end = (self.backend.driver.elapsed(self._base, event) for event in (mark.before, mark.after))
+        return mark.kernel._replace(start=start, end=end)
+
+    def _read_graphs(self) -> None:
+        """Read the events of replayed graphs, which the next replay overwrites."""
+        for executable in self._replayed:
+            self._kernels += map(self._timed, self._graphs[executable][1:])
+        self._replayed = []
+
+    def _close(self) -> None:
+        self._wait()
+        self._destroy(self._events)
+        if not self._keeps_graphs:
+            self._destroy(self._graph_events)
+
+    def _event(self, into: list[int]) -> int:
+        into.append(self.backend.driver.create_event(True))
+        return into[-1]
+
+    def _destroy(self, events: list[int]) -> None:
+        while events:
+            self.backend.driver.destroy_event(events.pop())
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Count the launches inside the block as one kernel."""
+        with self._marked(name, (), self.backend.stream):
+            self._in_collective = True
+            try:
+                yield
+            finally:
+                self._in_collective = False
+
+    @contextmanager
+    def _marked(self, name: str, grid: tuple[int, ...], stream: int, outside: str = OUTSIDE) -> Iterator[None]:
+        """Mark the launch inside the block."""
+        if self._in_collective:
+            yield
+            return
+        driver = self.backend.driver
+        in_graph = bool(self._capture) and bool(self.backend.pool.capturing)
+        if in_graph:
+            into, before = self._capture, self._capture[-1].after
+            yield
+            after = self._event(self._graph_events)
+        else:
+            into, before = self._marks, self._event(self._events)
+            after = self._event(self._events)
+            driver.record_time(before, stream)
+            yield
+        driver.record_time(after, stream)
+        is_concurrent = not in_graph and stream != self._main
+        into.append(_Mark(Kernel(name, self._current(), grid, outside, is_concurrent, in_graph), before, after))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Mark the launches, copies, captures and replays inside the block."""
+        driver, backend = self.backend.driver, self.backend
+        plain_copy, plain_capture = driver.copy, driver.begin_capture
+        plain_instantiate, plain_replay = driver.instantiate, driver.launch_graph
+
+        def launch(launched: KernelLaunch, stream: int) -> None:
+            with self._marked(launched.name, tuple(launched.grid), stream):
+                launched.run(stream)
+
+        def copy(target: int, source: int, nbytes: int, stream: int) -> None:
+            with self._marked("copy", (), stream, "(copy)"):
+                plain_copy(target, source, nbytes, stream)
+
+        def begin_capture(stream: int) -> None:
+            plain_capture(stream)
+            event = self._event(self._graph_events)
+            driver.record_time(event, stream)
+            self._capture = [_Mark(Kernel("capture", self._current()), event, event)]
+
+        def instantiate(graph: int) -> int:
+            executable = plain_instantiate(graph)
+            self._graphs[executable], self._capture = self._capture, []
+            return executable
+
+        def launch_graph(executable: int, stream: int) -> None:
+            if executable not in self._graphs:
+                with self._marked("graph", (), stream, "(CUDA graph)"):
+                    plain_replay(executable, stream)
+                return
+            if executable in self._replayed:
+                self._before_wait()
+                driver.synchronize()
+                self._read_graphs()
+            plain_replay(executable, stream)
+            self._replayed.append(executable)
+
+        with ExitStack() as stack:
+            stack.callback(self._close)
+            stack.callback(setattr, driver, "dependent", driver.dependent)
+            driver.dependent = False
+            stack.enter_context(watching_launches(launch))
+            one_stream = shadowed(backend, on_side_stream=lambda nbytes: nullcontext(), on_comm_stream=nullcontext)
+            stack.enter_context(one_stream)
+            calls: dict[str, Callable[..., Any]] = {"copy": copy, "begin_capture": begin_capture}
+            calls |= {"instantiate": instantiate, "launch_graph": launch_graph}
+            stack.enter_context(shadowed(driver, **calls))
+            yield
 
 
 @dataclass(frozen=True)

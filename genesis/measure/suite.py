@@ -93,7 +93,6 @@ def measure_all(
     dtype: DType | None,
     settings: Settings,
     notify: Callable[[str], None] = lambda text: None,
-    is_slower: Callable[[Measured], bool] = lambda measured: False,
 ) -> Results:
     """Measure every case in order. KeyboardInterrupt ends the run with the results so far.
 
@@ -101,17 +100,12 @@ def measure_all(
         dtype: None takes the first of float32, int32 and bool that the op takes.
         settings: gradients are left out for ops without one.
         notify: is called with the name of the next case.
-        is_slower: such a case is measured again, because another program may have slowed it.
     """
     found = Results()
     for count, job in enumerate(planned):
         try:
             notify(f"{count + 1}/{len(planned)} {job.name} {job.size}")
             one = _measured(job, device, dtype, settings)
-            if isinstance(one, Measured) and is_slower(one):
-                notify(f"again: {one.name}")
-                again = _measured(job, device, dtype, settings)
-                one = min(one, again, key=lambda m: m.time.seconds) if isinstance(again, Measured) else one
         except KeyboardInterrupt:
             found.left, found.interrupted = len(planned) - count, True
             return found
@@ -145,9 +139,7 @@ GROUPS = (
     Column("cases", "cases", "count", "Cases measured."),
     Column("launch", "call-bound", "count", "Cases whose time is mostly the call's own."),
     Column("average", "average", "share", "Mean share of the limit that binds; above 1 counts as 1."),
-    Column("median", "median", "share", "Median share.", hidden=True),
     Column("best", "best", "share", "Highest share."),
-    Column("best_case", "best case", "text", "The case with the highest share.", hidden=True),
     Column("worst", "worst", "share", "Lowest share."),
     Column("worst_case", "worst case", "text", "The case with the lowest share."),
     Column("target", "target", "share", "The share to reach."),
@@ -186,14 +178,13 @@ def share_of(m: Measured) -> float:
 def sums_of(name: str, cases: Sequence[Measured]) -> dict[str, Any]:
     """The row of a group of cases, such as those of a size."""
     loaded = sorted((m for m in cases if m.is_loaded), key=share_of)
-    peers = [m.peer.forward for m in cases if m.peer is not None]
+    peers = [m.peer for m in cases if m.peer is not None]
     ratios = [ratio.ratio for ratio in peers if not ratio.is_noisy]
     row: dict[str, Any] = {"name": name, "cases": len(cases), "launch": len(cases) - len(loaded), "target": TARGET}
     row["reached"] = sum(share_of(m) >= TARGET for m in loaded)
     row |= {f"band_{band}": sum(m.band == band for m in loaded) for _, band in BANDS}
     if loaded:
-        row |= {"average": fmean(min(share_of(m), 1.0) for m in loaded), "median": median(map(share_of, loaded))}
-        row |= {"best": loaded[-1].share, "best_case": loaded[-1].name}
+        row |= {"average": fmean(min(share_of(m), 1.0) for m in loaded), "best": loaded[-1].share}
         row |= {"worst": loaded[0].share, "worst_case": loaded[0].name}
     if ratios:
         row |= {"ratio": median(ratios), "ratio_best": max(ratios), "ratio_worst": min(ratios)}
@@ -226,7 +217,7 @@ def tables_of(results: Results) -> list[Table]:
     loaded = sorted((m for m in cases if m.is_loaded), key=share_of)
     best = [m for m in reversed(loaded) if share_of(m) >= TARGET and (m.limit == "compute" or share_of(m) <= CACHED)]
     worst = [m for m in loaded if share_of(m) < TARGET]
-    slower = [(m.peer.forward.ratio, m.name, m) for m in cases if m.peer is not None and m.peer.forward.is_slower]
+    slower = [(m.peer.ratio, m.name, m) for m in cases if m.peer is not None and m.peer.is_slower]
     issues = [issue_row(*group) for group in grouped(ISSUES, lambda m: m.finding and m.finding.issue)]
     notes = dict.fromkeys(note for m in cases for note in m.notes)
     tables = [
@@ -243,15 +234,14 @@ def tables_of(results: Results) -> list[Table]:
     return [each for each in tables if each.rows]
 
 
-def notes_of(results: Results) -> Iterator[str]:
+def notes_of(results: Results) -> list[str]:
     """Sentences about the whole, the most important first."""
     cases, tried = results.measured, len(results.measured) + len(results.failures)
     interrupted = f"; interrupted before the last {results.left} cases" if results.interrupted else ""
-    yield f"{len(cases)} of {tried} cases were measured{interrupted}"
-    if beaten := sum(m.limit == "compute" and share_of(m) > CACHED for m in cases):
-        yield f"{beaten} products ran faster than the limit, which was measured while the machine had other work to do"
+    notes = [f"{len(cases)} of {tried} cases were measured{interrupted}"]
     noisy = sum(m.is_noisy for m in cases)
     if cases and noisy >= len(cases) / 4:
-        yield f"{noisy} of {len(cases)} cases are noisy: measure again on a quiet machine, and with more time"
-    if any(m.peer is not None and m.peer.forward.is_noisy for m in cases):
-        yield "a ratio to torch whose rounds lie more than 20% apart is noise and counts nowhere"
+        notes.append(f"{noisy} of {len(cases)} cases are noisy: measure again on a quiet machine, and with more time")
+    if any(m.peer is not None and m.peer.is_noisy for m in cases):
+        notes.append("a ratio to torch whose rounds lie more than 20% apart is noise and counts nowhere")
+    return notes

@@ -22,9 +22,9 @@ from genesis.train.ranks import ALONE, Ranks
 from genesis_cli import environment
 from genesis_cli.app import run
 from genesis_cli.recipes import shape_named
-from genesis_cli.session.bench import steps
-from genesis_cli.session.bench.model import NO_ROOM, Case, Measured, step_tables
-from genesis_cli.session.bench.steps import Memory, timed
+from genesis_cli.session import bench_steps as steps
+from genesis_cli.session.bench_model import NO_ROOM, Case, Measured, step_tables
+from genesis_cli.session.bench_steps import Memory, timed
 from genesis_models.registry import build
 from tests.cli.command import printed
 from tests.cli.test_bench_model import RAW, tables

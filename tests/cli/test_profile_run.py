@@ -64,7 +64,7 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
     modules = {row["name"] for row in tables["eager-modules"]}
     assert {"model.layers.*.self_attn", "model.layers.*.mlp", "Qwen3ForCausalLM"} <= modules
     *categories, whole = tables["memory"]
-    assert sum(row["peak"] for row in categories) == whole["peak"] == sum(row["bytes"] for row in tables["held"])
+    assert sum(row["peak"] for row in categories) == whole["peak"]
     events = json.loads((found / "trace.json").read_text())["traceEvents"]
     assert max(sum(event["args"].values()) for event in events if event["ph"] == "C") == whole["peak"]
     markup = (found / "flamegraph.svg").read_text()
@@ -73,14 +73,6 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
     after = picture(recipe.parent)
     assert {name for name in after.keys() - before.keys() if "/cache/" not in name} == set()
     assert not (recipe.parent / "run").exists()
-
-
-def test_generation_on_request(recipe: Path) -> None:
-    code, text, _ = profiled(recipe, "train.device=cpu", "--steps", "1", "--generate", "--json", "-")
-    report = json.loads(text)
-    assert code == 0 and report["command"].endswith("--steps 1 --generate")
-    (row,) = tables_of(report)["generation"]
-    assert row["case"] == "1x12+4" and row["tokens_per_second"] > 0
 
 
 def test_json_alone_on_stdout(recipe: Path) -> None:

@@ -29,7 +29,7 @@ from genesis.optim import AdamW
 from genesis.optim.optimizer import Optimizer
 from genesis.train.captured import Captured
 from genesis.train.ranks import Ranks
-from genesis_cli.session.bench.steps import new_state, taking, timed_collectives
+from genesis_cli.session.bench_steps import new_state, taking, timed_collectives
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cuda.fresh import forget_backends

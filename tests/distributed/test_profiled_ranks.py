@@ -18,7 +18,7 @@ from genesis import Tensor, nn
 from genesis.data.loader import Batch
 from genesis.distributed import Peers
 from genesis.measure.session import Recording
-from genesis_cli.session.bench.steps import RandomTokens, new_state
+from genesis_cli.session.bench_steps import RandomTokens, new_state
 from genesis_cli.session.profiling import profiled
 from tests.distributed.forks import ended, start_ranks
 from tests.distributed.test_collective_times import CUDA, EXCHANGE, GATHER, NORM, counted, ordered

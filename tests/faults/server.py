@@ -45,7 +45,6 @@ LEFT_OUT = (
     "genesis.kernels",
     "genesis.backend.cuda",
     "genesis.cuda",
-    "genesis.measure.demo_kernels",
     "genesis_cli.environment",
 )
 LIBRARIES = (

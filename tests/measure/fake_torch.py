@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["install"]
 
 SOURCE = """
-import contextlib, os, sys, types
+import os, sys, types
 import numpy as np
 
 __version__ = "9.9"
@@ -19,8 +19,6 @@ contiguous_format = "contiguous"
 
 
 class Tensor(np.ndarray):
-    requires_grad = False
-
     def to(self, device):
         return self
 
@@ -31,31 +29,22 @@ class Tensor(np.ndarray):
         steps = [s * self.itemsize for s in strides]
         return np.lib.stride_tricks.as_strided(self, shape, steps, subok=True)
 
-    def is_floating_point(self):
-        return self.dtype.kind == "f"
-
-    def requires_grad_(self):
-        self.requires_grad = True
-        return self
-
 
 def frombuffer(data, dtype):
     return np.frombuffer(data, dtype).view(Tensor)
-
-
-def ones_like(x):
-    return np.ones_like(x)
 
 
 def set_num_threads(count):
     threads.append(count)
 
 
+def set_grad_enabled(is_enabled):
+    pass
+
+
 def add(x, y):
     np.save(os.environ["SEEN"], np.array(x))
-    made = np.add(x, y).view(Tensor)
-    made.requires_grad = x.requires_grad
-    return made
+    return np.add(x, y).view(Tensor)
 
 
 def sub(x, y):
@@ -81,9 +70,7 @@ def clone(x, memory_format):
 
 
 threads = []
-no_grad = enable_grad = contextlib.nullcontext
-cuda = types.SimpleNamespace(is_available=lambda: False, stream=contextlib.nullcontext)
-autograd = types.SimpleNamespace(grad=lambda outputs, leaves, arriving, **rest: arriving)
+cuda = types.SimpleNamespace(is_available=lambda: False)
 """
 
 

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from genesis.backend import CPU
-from genesis.backend.cuda.compile import Signature
 from genesis.errors import DeviceError, UsageError
 from genesis.measure import kernels
-from genesis.measure.kernels import Code, code_of, disassembled, render_lines, target_named
+from genesis.measure.kernels import code_of, disassembled, target_named
 
 
 @pytest.mark.parametrize(
@@ -54,20 +53,6 @@ def test_a_stage_that_is_none() -> None:
     assert error.value.next == "use one of ttir, ttgir, llir, ptx, sass"
 
 
-def test_the_head_says_what_it_was_compiled_for() -> None:
-    types = ("*fp32:16", ("i32:16", ("constexpr", 1)), ("constexpr", None))
-    constants = (("BLOCK", 1024), ("F", render_lines))
-    found = Code("binary", [(4, 1, 1), (4, 1, 1)], (9, 0), Signature(types, constants, ()), "llir", "a\nb\n")
-    assert list(render_lines(found)) == [
-        "; binary: llir for sm_90, grid 4x1x1, launched 2 times",
-        "; arguments (*fp32:16, (i32:16, 1), None)",
-        "; constants BLOCK=1024, F=render_lines",
-        "a",
-        "b",
-    ]
-    assert next(render_lines(found._replace(stage="ptx"))).startswith("// binary")
-
-
 def test_machine_code_needs_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -98,8 +83,7 @@ def shown(*words):
     sys.stdout.flush()
 
 shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward")
-shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward", "--kernel", "softmax_kernel", "--arch", "sm_80")
-shown("softmax", "--show", "ptx", "--shape", "64,64", "--kernel", "reduce_kernel")
+shown("softmax", "--show", "ptx", "--shape", "64,64", "--arch", "sm_80")
 shown("exp", "--show", "sass", "--shape", "64", "--dtype", "bf16")
 shown("fill", "--show", "ttir", "--shape", "64")
 """
@@ -113,12 +97,10 @@ def test_kernels_are_shown_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHOWN], capture_output=True, text=True, check=False, env=environment, timeout=300
     )
-    both, one, none, sass, fill = done.stdout.split("# ")[1:]
-    assert "// softmax_kernel: ptx for sm_90" in both and ".target sm_90a" in both
+    both, one, sass, fill = done.stdout.split("# ")[1:]
+    assert "// softmax_kernel: ptx for sm_90, grid " in both and ".target sm_90a" in both
     # What the assembler is given waits for the kernel before it in its stream; Ampere cannot.
     assert both.count(".entry") == both.count("griddepcontrol.wait") == 2
     assert one.count(".entry") == 1 and ".target sm_80" in one and "griddepcontrol" not in one
-    assert none.split("\n", 1)[1] == ""
-    assert "launches no kernel reduce_kernel" in done.stderr and "its kernels: softmax_kernel" in done.stderr
-    assert "EXIT" in sass and "constants" in sass and "bf16" in sass
+    assert "EXIT" in sass and "constants" in sass
     assert "tt.func public" in fill or "launches no kernel" in fill

@@ -50,11 +50,9 @@ def test_each_runs(name: str, device: str) -> None:
 def test_fusion_counts_passes_and_bytes() -> None:
     found = tables("fusion", "--device", "cuda")
     size = 4 * 32 * 32
-    assert [(row["name"], row["ops"]) for row in found["gelu"]] == [
-        ("by hand", 9), ("fused", 1), ("in CUDA C++", 1), ("in Triton", 1),
-    ]  # fmt: skip
+    assert [(row["name"], row["ops"]) for row in found["gelu"]] == [("by hand", 9), ("fused", 1)]
     # Nine ops write a tensor; five read one, four read two.
-    assert [row["read"] + row["written"] for row in found["gelu"]] == [22 * size, 2 * size, 2 * size, 2 * size]
+    assert [row["read"] + row["written"] for row in found["gelu"]] == [22 * size, 2 * size]
     assert [row["op"] for row in found["passes"]] == ["amax", "sub", "exp", "sum", "div"]
     assert [row["written"] for row in found["passes"]] == [4 * 32, size, size, 4 * 32, size]
     assert sum(row["read"] for row in found["passes"]) == found["softmax"][0]["read"]

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 import pytest
 
 from genesis.backend import CPU, Device
-from genesis.measure.marks import Kernel
 from genesis.measure.recorder import Frame
 from genesis.measure.run import memory_of, recorded_steps
-from genesis.measure.session import Recording
+from genesis.measure.session import Kernel, Recording
 from genesis.measure.trace import chrome_trace, collapsed
 from tests.measure.runs import captured_subject, subject
 

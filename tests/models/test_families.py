@@ -11,7 +11,7 @@ import pytest
 from genesis.backend import CPU, Device
 from genesis.errors import ConfigError, ModelError
 from genesis.measure.peer import PeerLacks
-from genesis_cli.session.bench.versus import lean_config
+from genesis_cli.session.bench_model import lean_config
 from genesis_cli.session.dry_run import memory_plan
 from genesis_cli.session.model import model_config, usable_precision
 from genesis_models.config import FAMILIES, ModelConfig

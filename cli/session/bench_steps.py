@@ -17,7 +17,7 @@ from genesis import Tensor, cuda
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.data.loader import Batch
-from genesis.errors import DeviceError, DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
+from genesis.errors import DistributedError, GenesisError, InterruptedRun
 from genesis.measure.collectives import CollectiveWatch, StepTimes, medians
 from genesis.measure.limits import Limits, wait_for
 from genesis.measure.memory import peak_bytes
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Notify = Callable[[str], None]  # shows the progress
-TOP_K = 50  # where tokens are sampled, as in the schema of a configuration
 FORMULA = "tokens × (6 N + 6 L h S)"
 OPTIMIZER: Final = "adamw"
 LR, MAX_NORM = 1e-5, 1.0
@@ -68,7 +67,6 @@ class Settings:
         checkpointing: of activations: none, selective or full.
         plan: how hard to try, for each case; a sample holds one call.
         new: tokens to generate for each sequence; 0 measures training steps.
-        temperature: of generation; 0 takes the likeliest token.
         quantized: type to which weights are quantized for generation.
     """
 
@@ -76,13 +74,7 @@ class Settings:
     checkpointing: str = "none"
     plan: Plan = field(default=THOROUGH)
     new: int = 0
-    temperature: float = 0.0
     quantized: Kind | None = None
-
-    @property
-    def sampling(self) -> engines.Sampling:
-        """The sampling of every request."""
-        return engines.Sampling(self.temperature, TOP_K if self.temperature else None)
 
 
 @dataclass(frozen=True)
@@ -93,6 +85,7 @@ class Request:
         cases: (batch, length) of training steps, or (batch, prompt) of generation.
         recipes: of torch, to compare with; none without --vs.
         python: the interpreter that has torch; None means this one.
+        title: of the table of steps.
     """
 
     config: ModelConfig
@@ -101,6 +94,7 @@ class Request:
     settings: Settings
     recipes: tuple[str, ...] = ()
     python: str | None = None
+    title: str = ""
 
 
 def each_case(
@@ -328,12 +322,8 @@ class Parts(NamedTuple):
     ops: list[dict[str, Any]]
 
 
-def recorded_parts(subject: Subject, limits: Limits, per_take: int = 1) -> Parts | None:
-    """Record steps and divide their time; None where a GPU's step was not captured.
-
-    Args:
-        per_take: steps in each call of `subject.take`.
-    """
+def recorded_parts(subject: Subject, limits: Limits) -> Parts | None:
+    """Record steps and divide their time; None where a GPU's step was not captured."""
     on_gpu = subject.device != CPU
     warm_up = UNTIL_CAPTURED if on_gpu else 0
     backend = cast("CudaBackend", backend_for(subject.device)) if on_gpu else None
@@ -356,10 +346,10 @@ def recorded_parts(subject: Subject, limits: Limits, per_take: int = 1) -> Parts
         if not timed:
             return None
         for key, seconds in timed:
-            phases[key.phase] += seconds / RECORDED / per_take
+            phases[key.phase] += seconds / RECORDED
             if key.op in costs or key.op == COLLECTIVE:
-                times[key.op] += seconds / RECORDED / per_take
-    counted, whole, rows = per_take if on_gpu else RECORDED * per_take, sum(phases.values()), []
+                times[key.op] += seconds / RECORDED
+    counted, whole, rows = 1 if on_gpu else RECORDED, sum(phases.values()), []
     for name, seconds in sorted(times.items(), key=lambda item: -item[1]):
         calls, moved, computed = (number / counted for number in costs[name])
         row = {"op": name, "calls": calls, "seconds": seconds, "share": seconds / whole}
@@ -396,7 +386,7 @@ def ops_table(parts: Parts, label: str) -> Table:
 
 
 class Generation(NamedTuple):
-    """Sequences that were continued together.
+    """Sequences that were continued together, each with its likeliest tokens.
 
     Attributes:
         label: sequences, and tokens before and after.
@@ -405,7 +395,6 @@ class Generation(NamedTuple):
         tokens_per_second: of all sequences.
         weights, cache: bytes that a step of all sequences reads, the mean over steps.
         rate: these bytes a second.
-        parts: a step divided, for the last case; `notes` say why it is missing there.
     """
 
     label: str
@@ -417,28 +406,28 @@ class Generation(NamedTuple):
     cache: int
     rate: float
     share: float
-    parts: Parts | None = None
-    notes: tuple[str, ...] = ()
 
 
 def bench_generation(request: Request, limits: Limits, notify: Notify = print) -> Iterator[Generation | Failure]:
-    """Measure each case of a model with random weights; the last is divided by op, too."""
+    """Measure each case of a model with random weights."""
     settings = request.settings
     model = build(request.config, seed=0, device=str(request.device), dtype=settings.dtype)
     if settings.quantized:
         quantize(model, settings.quantized)
 
     def measured(batch: int, prompt: int) -> Generation:
-        return generated(model, batch, prompt, limits, settings, divides=(batch, prompt) == request.cases[-1])
+        return generated(model, batch, prompt, limits, settings)
 
     return each_case(request, model, measured, notify)
 
 
-def generated(
-    model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings, divides: bool = False
-) -> Generation:
-    """Continue `batch` prompts of `prompt` random tokens each; `divides` adds a step divided by op."""
-    whole, first = (_requests(model, batch, prompt, count, settings) for count in (settings.new, 1))
+def generated(model: CausalLM, batch: int, prompt: int, limits: Limits, settings: Settings) -> Generation:
+    """Continue `batch` prompts of `prompt` random tokens each."""
+    ids = np.random.default_rng((batch, prompt)).integers(0, model.config.vocab_size, (batch, prompt)).tolist()
+    whole, first = (
+        [engines.Request(each, engines.Sampling(0.0), count, sequence=i) for i, each in enumerate(ids)]
+        for count in (settings.new, 1)
+    )
     engine, wait, firsts = engine_for(model, whole, rows=batch), wait_for(limits.device), list[float]()
 
     def seconds(requests: list[engines.Request]) -> float:
@@ -458,13 +447,7 @@ def generated(
     label, name = f"{batch}x{prompt}+{settings.new}", type(engine).__name__
     rate, speed = (weights + cache) / token.seconds, batch / token.seconds
     share = rate / limits.bytes_per_second
-    row = Generation(label, name, until_first, token, speed, weights, cache, rate, share)
-    return _with_parts(row, model, whole, limits) if divides else row
-
-
-def _requests(model: CausalLM, batch: int, prompt: int, new: int, settings: Settings) -> list[engines.Request]:
-    ids = np.random.default_rng((batch, prompt)).integers(0, model.config.vocab_size, (batch, prompt)).tolist()
-    return [engines.Request(each, settings.sampling, new, sequence=i) for i, each in enumerate(ids)]
+    return Generation(label, name, until_first, token, speed, weights, cache, rate, share)
 
 
 def weight_bytes(model: CausalLM, batch: int) -> int:
@@ -484,25 +467,7 @@ def cache_bytes(model: CausalLM, engine: engines.Runner, prompt: int, new: int) 
     return round(2 * config.num_key_value_heads * config.head_dim * size * seen)
 
 
-def _with_parts(row: Generation, model: CausalLM, requests: list[engines.Request], limits: Limits) -> Generation:
-    """Adds a step divided by op: on the CPU with the pass over the prompts, on a GPU of captured steps alone."""
-    engine = engine_for(model, requests, rows=len(requests))
-
-    def take(_: object) -> None:
-        deque(engine.run(requests), maxlen=0)
-
-    subject = Subject(model, limits.device, tuple, take, lambda: None, (), dict[Any, Any])
-    release(model)  # the recording has to see the capture of steps
-    try:
-        if parts := recorded_parts(subject, limits, requests[0].max_tokens):
-            return row._replace(parts=parts)
-        note = "the engine's steps are not captured"
-    except (DeviceError, OutOfMemoryError) as error:
-        note = error.what
-    return row._replace(notes=(f"no times of ops: {note}",))
-
-
-ROWS = [
+GENERATION = [
     Column("case", "case", "text", "Sequences x tokens of a prompt + new tokens.", "label"),
     Column("first", "first token", "s", "Until every sequence has its first token.", "first.seconds"),
     Column("token", "token", "s", "Median time between two tokens of a sequence.", "token.seconds"),
@@ -515,8 +480,3 @@ ROWS = [
     Column("is_noisy", "note", "text", "Whether the machine was not quiet.", "token.note"),
     Column("engine", "engine", "text", "The engine that generated.", hidden=True),
 ]
-
-
-def generation_table(rows: Sequence[Generation], title: str = "") -> Table:
-    """The table of a report about generation."""
-    return table("generation", title, ROWS, rows)

@@ -146,7 +146,7 @@ class Job:
         )
         begun = time.perf_counter()
         for _ in range(WARM_UP):
-            self.step()
+            self.sample()
         warm = time.perf_counter() - begun
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -182,7 +182,7 @@ class Job:
             fsdp.fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         return self.model
 
-    def step(self) -> float:
+    def sample(self) -> float:
         """Take a step, and return its seconds."""
         torch, ids = self.torch, next(self.batches)
         if self.group is not None:
@@ -204,10 +204,7 @@ class Job:
         if self.kind == "cuda":
             self.torch.cuda.synchronize()
 
-    def sampler(self, what: str) -> Callable[[], float]:
-        """A function that takes a step and returns its seconds."""
-        return self.step
-
-    def noted(self) -> dict[str, Any]:
+    @property
+    def peak(self) -> int | None:
         """The most memory that was allocated at one time; None on the CPU."""
-        return {"peak": None if self.kind == "cpu" else self.torch.cuda.max_memory_allocated()}
+        return None if self.kind == "cpu" else int(self.torch.cuda.max_memory_allocated())

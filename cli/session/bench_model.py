@@ -1,26 +1,32 @@
-"""`genesis bench-model`: the cases of a request measured, in one process or in ranks, and the tables about them."""
+"""`genesis bench-model`: measures the cases of a request, in one process or in ranks, and compares with torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, cast
 
 from genesis import cuda
 from genesis.backend import CPU
 from genesis.dtypes import as_dtype
-from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
 from genesis.measure.collectives import StepTimes, collective_table
 from genesis.measure.limits import Limits, limits_of, wait_for
+from genesis.measure.peer import Child, PeerLacks, ratio_of, started
 from genesis.measure.record import Column, Failure, Table, table
 from genesis.measure.timing import Timing
-from genesis.train.ranks import ALONE, FIRST_STEPS_S, Ranks
+from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.state import TrainState
 from genesis_cli.measured import show_progress
-from genesis_cli.session.bench import steps, versus
-from genesis_cli.session.bench.steps import Memory, Notify, Parts, Request
+from genesis_cli.session import bench_steps as steps
+from genesis_cli.session.bench_steps import Memory, Notify, Parts, Request
 from genesis_cli.session.profiling import subject_of
 from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
+from genesis_models.registry import without_memory
 
 PHASES = ("forward", "backward", "optimizer")
 NO_ROOM = "one rank alone has no room for it, so its scaling is not known"
@@ -188,13 +194,13 @@ RANKS = [
 ]
 
 
-def step_tables(cases: Sequence[Case]) -> list[Table]:
+def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
     """The tables about the steps of one process or of ranks; the last ones are about the largest case."""
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     count, notes = len(most.by_rank), dict.fromkeys(note for case in cases for note in case.notes)
     if count == 1:
         memory, growth = table("memory", "memory", MEMORY, cases), table("growth", "growth", GROWTH, growths(cases))
-        found = [table("steps", "", STEPS, cases, notes=notes), memory, growth]
+        found = [table("steps", title, STEPS, cases, notes=notes), memory, growth]
         return found if most.parts is None else [*found, steps.ops_table(most.parts, most.label)]
     each = zip(range(count), most.by_rank, most.memory, strict=True)
     found = [
@@ -202,6 +208,140 @@ def step_tables(cases: Sequence[Case]) -> list[Table]:
         table("each", f"each rank, {most.label}", RANKS, each),
     ]
     return [*found, collective_table(most.times, count, most.step.seconds)] if most.times else found
+
+
+# --- Compared with torch ----------------------------------------------------------------------------------------------
+
+ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
+SHARE = 1 / 6  # of the plan's time for each round of each side
+LEAN = ("qwen2", "qwen3", "llama", "mistral")  # families whose layers it computes
+QKV_BIAS = {f"self_attn.{name}_proj.bias" for name in "qkv"}
+HEAD_NORMS = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+# Its sizes, named as in a config.
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",
+)  # fmt: skip
+
+
+def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
+    """The sizes of the lean recipe's model, for sequences of `length` tokens.
+
+    Raises:
+        PeerLacks: the recipe's layers compute something else than the model's.
+    """
+    model = without_memory(config)
+    names = {name.partition(".layers.0.")[2] for name, _ in model.named_parameters()}
+    biases = {name for name in names if name.endswith("bias")} - QKV_BIAS
+    if config.model_type not in LEAN or biases:
+        raise PeerLacks(f"the lean recipe's layers compute something else than those of {config.model_type}")
+    if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
+        raise PeerLacks(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")
+    sizes = {name: getattr(config, name) for name in SIZES}
+    flags = {"qkv_bias": names >= QKV_BIAS, "head_norms": names >= HEAD_NORMS}
+    return {**sizes, **flags, "rope_theta": config.rope.theta}
+
+
+def versus_torch(
+    request: Request, notify: Notify = print, ranks: Ranks = ALONE, ours: Sequence[tuple[float, int]] = ()
+) -> Iterator[dict[str, Any]]:
+    """A row for each recipe and case: a call of all ranks. A row notes what its recipe cannot do.
+
+    One process interleaves its own steps with torch's. In ranks the two share no memory: `ours` are the seconds of a
+    step and the peak memory of a rank that were measured before, for each case.
+
+    Raises:
+        UsageError, DeviceError: the peer is missing.
+    """
+    if not request.recipes:
+        return
+    model = steps.trained_model(request.config, request.device, request.settings) if ranks.size == 1 else None
+    for recipe in request.recipes:
+        notify(f"torch, {recipe}: starting")
+        with ExitStack() as stack, ranks.during(f"measuring torch, {recipe}", PREPARING_S):
+            # A file through which torch's processes find each other; it outlives them.
+            place = stack.enter_context(tempfile.TemporaryDirectory()) if ranks.is_main else ""
+            place = ranks.from_main("torch's meeting place", place)
+            child = stack.enter_context(started("steps", request.device, "torch", request.python))
+            for number, (batch, length) in enumerate(request.cases):
+                case = f"{batch}x{length}"
+                notify(f"torch {child.version}, {recipe}: {case}")
+                row: dict[str, Any] = {"recipe": recipe, "version": child.version, "case": case, "note": ""}
+                job = {"recipe": recipe, "batch": batch, "length": length, "dtype": request.settings.dtype}
+                if ranks.size > 1:
+                    job["ranks"] = {"rank": ranks.rank, "size": ranks.size, "place": f"{place}/{case}"}
+                try:
+                    raw = dict(request.config.raw) if recipe in ("eager", "compile") else None
+                    config = lean_config(request.config, length) if raw is None else raw
+                    row["warm_up"] = child.ask("open", config=config, **job)["warm_up"]
+                except GenesisError as error:
+                    row["note"] = error.what
+                if not ranks.all(not row["note"]):
+                    row["note"] = row["note"] or "another rank failed"
+                elif ranks.size > 1:
+                    step, peak = ours[number]
+                    row |= _compared(child, step, request, ranks)
+                    row["memory"] = row["peer_memory"] and peak
+                else:
+                    row |= _beside_ours(child, model, batch, length, request)
+                yield row
+            ranks.barrier("torch")
+
+
+def _beside_ours(child: Child, model: Any, batch: int, length: int, request: Request) -> dict[str, Any]:
+    """The cells of a case on one process, with our own steps between torch's."""
+    device, notes, wait = request.device, list[str](), wait_for(request.device)
+    if device != CPU:
+        cuda.reset_peak_memory_stats(device)
+    try:
+        take = steps.taking(steps.new_state(model, batch, length), device, notes)
+        if notes:
+            raise DeviceError(notes[0])
+
+        def own(count: int) -> float:
+            return median(steps.together(take, wait, ALONE) for _ in range(count))
+
+        cells = _compared(child, own, request, ALONE)
+        return cells | {"memory": None if device == CPU else cuda.max_memory_allocated(device)}
+    except (GenesisError, MemoryError) as error:
+        return {"note": Failure.of("step", "", error).error}
+    finally:
+        steps.forget(model, device)
+
+
+def _compared(child: Child, own: Callable[[int], float] | float, request: Request, ranks: Ranks) -> dict[str, Any]:
+    """The ratio of the medians of some rounds, each of the slowest rank, and torch's peak memory.
+
+    Args:
+        own: our median, or a function that measures it over that many steps.
+    """
+    rounds, peak = list[tuple[float, float]](), 0.0
+    step = own(2) if callable(own) else own
+    count = min(max(round(request.settings.plan.seconds * SHARE / step), LEAST_STEPS), MOST_STEPS)
+    for _ in range(ROUNDS):
+        mine, answer = own(count) if callable(own) else own, child.ask("measure", count=count)
+        every = ranks.in_turn(answer["samples"])  # step by step
+        slowest = [max(every[i : i + ranks.size]) for i in range(0, len(every), ranks.size)]
+        rounds.append((mine, median(slowest)))
+        peak = max(ranks.in_turn([answer["peak"] or 0]))
+    child.ask("close")
+    return {"ratio": ratio_of(rounds), "peer_memory": int(peak) or None}
+
+
+PEERS = [
+    Column("recipe", "recipe", "text", "Of torch."),
+    Column("case", "case", "text", "Rows x tokens of a batch."),
+    Column("step", "Genesis", "s", "Median step of Genesis.", "ratio.seconds"),
+    Column("peer_step", "torch", "s", "Median step of torch.", "ratio.peer_seconds"),
+    Column("ratio", "ratio", "ratio", "Torch's time over Genesis's.", "ratio.ratio"),
+    Column("spread", "spread", "share", "Largest ratio of a round over the smallest, less 1.", "ratio.spread"),
+    Column("memory", "memory", "bytes", "Peak memory of Genesis."),
+    Column("peer_memory", "torch's memory", "bytes", "Peak memory of torch."),
+    Column("warm_up", "torch's warm-up", "s", "Its first steps, which compile."),
+    Column("note", "note", "text", "Why there is no ratio, or that it is noise.",
+           lambda row: row["note"] or ("noise" if row["ratio"].is_noisy else "")),
+    Column("version", "version", "text", "Of torch.", hidden=True),
+]  # fmt: skip
 
 
 # --- The whole --------------------------------------------------------------------------------------------------------
@@ -221,12 +361,15 @@ class Measured:
 
     def tables(self) -> list[Table]:
         """The tables of the report."""
-        ranks = len(self.shared[0].by_rank) if self.shared else 1
         if self.request.settings.new:
-            found = [steps.generation_table(self.cases)] if self.cases else []
-            return found + [steps.ops_table(c.parts, c.label) for c in self.cases if c.parts is not None]
-        found = [each for cases in (self.cases, self.shared) if cases for each in step_tables(cases)]
-        return [*found, versus.peers_table(self.peers, ranks)] if self.peers else found
+            return [table("generation", "", steps.GENERATION, self.cases)] if self.cases else []
+        found = [
+            each for cases in (self.cases, self.shared) if cases for each in step_tables(cases, self.request.title)
+        ]
+        if self.peers:
+            how = f"compared with torch {self.peers[0]['version']}; ratio above 1: Genesis is faster"
+            found.append(table("peers", how, PEERS, self.peers))
+        return found
 
     def compare_with_one(self) -> None:
         """Set the scaling of ranks. A case for which one process has no room gets a note and is not a failure."""
@@ -244,7 +387,8 @@ class Measured:
 def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
     """All ranks measure each case together, the first does so alone, and all compare with torch.
 
-    On a terminal stderr shows the progress. Only the first rank has all of it.
+    On a terminal stderr shows the progress. Only the first rank has all of it. KeyboardInterrupt ends the measuring of
+    one process with the results so far.
     """
     device, dtype = request.device, as_dtype(request.settings.dtype)
     rates = list(vars(limits_of(device, dtype)).values())[2:] if ranks.is_main else None
@@ -263,10 +407,10 @@ def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
             measured.compare_with_one()
         ranks.barrier("one rank's steps")
         times = [(case.step.seconds, max(each.peak for each in case.memory)) for case in measured.shared]
-        for row in versus.versus_torch(request, notify, ranks, times):
+        for row in versus_torch(request, notify, ranks, times):
             measured.peers.append(row)
     except KeyboardInterrupt:
-        if not measured.cases or ranks.size > 1:
+        if ranks.size > 1:
             raise
         measured.interrupted = True
     finally:

@@ -107,29 +107,31 @@ CALLS: dict[str, Call] = {
 
 
 class Job:
-    """An op on inputs like Genesis's, forward and backward.
+    """An op on inputs like Genesis's.
 
     Args:
         path: torch's name of the op, where it is not in `CALLS`.
+        in_graph: times replays of a CUDA graph instead of eager calls.
 
     Attributes:
         facts: the shape of the (first) result.
+        sample: returns the seconds of a call.
+        peak: of memory; not measured here.
     """
 
+    peak = None
+
     def __init__(
-        self, torch: Any, device: str, op: str, path: str, inputs: list[Any], attrs: dict[str, Any], clock: str
+        self, torch: Any, device: str, op: str, path: str, inputs: list[Any], attrs: dict[str, Any], in_graph: bool
     ) -> None:
-        self.torch, self.device, self.clock = torch, device, clock
+        self.torch, self.device = torch, device
         values = [self._made(x) if isinstance(x, dict) else x for x in inputs]
         call, given = CALLS.get(op) or _named(torch, path, attrs), {"device": device, **attrs}
-        # Autograd runs a backward op on the stream of its forward op, where a graph of it must be captured.
-        self.stream = torch.cuda.Stream() if device != "cpu" else None
+        torch.set_grad_enabled(False)
         self.call: Callable[[], Any] = lambda: call(torch, given, *values)
-        self.leaves = [x for x in values if isinstance(x, torch.Tensor) and x.is_floating_point()]
-        self.samplers: dict[str, Callable[[], float]] = {}
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            made = self.call()
+        made = self.call()
         self.facts = {"shape": list((made if isinstance(made, torch.Tensor) else made[0]).shape)}
+        self.sample = self._of_graph() if in_graph else self._of_wall()
 
     def _made(self, x: dict[str, Any]) -> Any:
         """An input of the given shape and strides; its values are repeated as needed."""
@@ -139,57 +141,30 @@ class Job:
         flat = some.to(self.device).repeat(-(-extent // len(some)))[:extent]
         return flat.as_strided(x["shape"], x["strides"])
 
-    def sampler(self, what: str) -> Callable[[], float]:
-        """A function that returns the seconds of a call, "forward" or "backward"."""
-        if what not in self.samplers:
-            call = self._plain if what == "forward" else self._backward()
-            self.samplers[what] = self._of_graph(call) if self.clock == "GPU" else self._of_wall(call)
-        return self.samplers[what]
-
-    def noted(self) -> dict[str, Any]:
-        """Further entries of an answer."""
-        return {}
-
-    def _plain(self) -> Any:
-        with self.torch.no_grad():
-            return self.call()
-
-    def _backward(self) -> Callable[[], Any]:
-        """The backward pass of one recorded call."""
-        torch = self.torch
-        for leaf in self.leaves:
-            leaf.requires_grad_()
-        with torch.cuda.stream(self.stream), torch.enable_grad():
-            made = self.call()
-        tensors = made if isinstance(made, tuple) else (made,)
-        outputs = [x for x in tensors if isinstance(x, torch.Tensor) and x.requires_grad]
-        arriving = [torch.ones_like(x) for x in outputs]
-        return lambda: torch.autograd.grad(outputs, self.leaves, arriving, retain_graph=True, allow_unused=True)
-
-    def _timed(self, call: Callable[[], Any], count: int) -> float:
+    def _timed(self, count: int) -> float:
         wait = self.torch.cuda.synchronize if self.device != "cpu" else lambda: None
         wait()
         start = time.perf_counter()
         for _ in range(count):
-            call()
+            self.call()
         wait()
         return (time.perf_counter() - start) / count
 
-    def _of_wall(self, call: Callable[[], Any]) -> Callable[[], float]:
-        self._timed(call, 3)
-        count = min(max(int(WALL_SAMPLE / self._timed(call, 3)), 1), MOST_CALLS)
-        return lambda: self._timed(call, count)
+    def _of_wall(self) -> Callable[[], float]:
+        self._timed(3)
+        count = min(max(int(WALL_SAMPLE / self._timed(3)), 1), MOST_CALLS)
+        return lambda: self._timed(count)
 
-    def _of_graph(self, call: Callable[[], Any]) -> Callable[[], float]:
+    def _of_graph(self) -> Callable[[], float]:
         """Replays of a graph of so many calls that its start and end do not count."""
         torch = self.torch
-        with torch.cuda.stream(self.stream):
-            self._timed(call, 3)
-            count = min(max(int(REPLAY / self._timed(call, 10)), GRAPH_CALLS[0]), GRAPH_CALLS[1])
+        with torch.cuda.stream(torch.cuda.Stream()):
+            self._timed(3)
+            count = min(max(int(REPLAY / self._timed(10)), GRAPH_CALLS[0]), GRAPH_CALLS[1])
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.graph(graph):
             for _ in range(count):
-                call()
+                self.call()
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
 
         def sample() -> float:
@@ -246,7 +221,7 @@ def main() -> int:
                 job = opened(torch, device, **request)
                 reply = job.facts
             elif what == "measure":
-                reply = {"samples": samples_of(job.sampler(request["what"]), **request), **job.noted()}
+                reply = {"samples": samples_of(job.sample, **request), "peak": job.peak}
         except ImportError as error:
             reply = {"error": f"{error.name} is not installed there", "lacks": error.name}
         except Exception as error:  # the peer's exceptions are answers
@@ -256,7 +231,7 @@ def main() -> int:
     return 0
 
 
-def samples_of(sample: Callable[[], float], what: str, seconds: float = 0.0, count: int = 0) -> list[float]:
+def samples_of(sample: Callable[[], float], seconds: float = 0.0, count: int = 0) -> list[float]:
     """So many samples, or those of so many seconds and a few at least."""
     if count:
         return [sample() for _ in range(count)]
