@@ -60,7 +60,7 @@ def test_the_guide_to_fine_tuning_runs(
         assert main(words) == 0, (words, capsys.readouterr())
     said = capsys.readouterr().out
     assert "wrote " + str(tmp_path / "runs" / "chats-merged") in said
-    assert "rounding the weights to bfloat16 costs" in said
+    assert "the effect of rounding the weights to bfloat16" in said
     exec(compile(blocks("python")[2], "fine-tuning.md", "exec"), {})
     ids = np.arange(12)[None]
     one, other = (logits(genesis_models.load(name), ids) for name in ("merged", "runs/chats"))

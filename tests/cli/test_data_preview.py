@@ -48,7 +48,7 @@ def test_sources_are_shown_with_a_models_tokenizer(model: Path, tmp_path: Path) 
     assert lines[0] == "read: 1 jsonl"
     assert lines[1] == "formats: 40 text" and lines[2].startswith("samples: 40 from 40 documents, ")
     assert any(line.startswith("packed: rows of 32 tokens: ") for line in lines)
-    assert f"sample 1, of {path}:1: " in out and f"sample 40, of {path}:40: " in out and out.count("\nsample ") == 2
+    assert f"sample 1 from {path}:1: " in out and f"sample 40 from {path}:40: " in out and out.count("\nsample ") == 2
     assert "<|endoftext|>[[words <|endoftext|>]]" in lines
     assert not list(Path(tmp_path).glob("none*")), "there is no run"
 

@@ -72,7 +72,7 @@ def test_they_are_a_phase_and_an_op_of_the_step(report: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
-        (("on_rank", 1, "raise_in", "reading", "memory"), 7, "rank 1: error: the host has no memory"),
+        (("on_rank", 1, "raise_in", "reading", "memory"), 7, "rank 1: error: the host has too little memory"),
         (("on_rank", -1, "nan_at", 1), 9, "error: the loss of micro-batch 0 is nan in step 1"),
         (("on_rank", 0, "signal_in", "reading", 15), 143, "stopped: SIGTERM ended the command\n  next: start"),
     ],
