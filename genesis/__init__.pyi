@@ -465,7 +465,7 @@ def clip(
     """Return x limited to [min, max]; None leaves a side open."""
 
 def clone(input: Tensor) -> Tensor:
-    """Return a copy in new contiguous memory; autograd records it."""
+    """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
 
 def concat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""

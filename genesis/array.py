@@ -11,7 +11,7 @@ import numpy as np
 from genesis.backend import CPU, Device, Storage, backend_for
 from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType, as_dtype
-from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, numel
+from genesis.shapes import Shape, as_index, contiguous_strides, is_contiguous, is_dense, numel, preserved_strides
 
 
 class Spec(NamedTuple):
@@ -116,6 +116,25 @@ def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
     storage = backend_for(device).allocate(nbytes)
     return Array(storage, shape, contiguous_strides(shape), dtype, device)
+
+
+def empty_strided(shape: Shape, strides: Shape, dtype: DType, device: Device = CPU) -> Array:
+    """Return an array with undefined contents and the given strides, which leave no gaps."""
+    return empty(shape, dtype, device).view(shape, strides)
+
+
+def preserved(x: Array, dtype: DType, device: Device) -> Array:
+    """Return an array with undefined contents in x's shape, whose dimensions are stored in the order of x's."""
+    strides = x.strides if x.is_contiguous else preserved_strides(x.shape, (x.shape, x.strides))
+    return empty_strided(x.shape, strides, dtype, device)
+
+
+def overlap_in_part(x: Array, y: Array) -> bool:
+    """Whether two arrays share memory, but not element by element; False if their gaps make it hard to tell."""
+    if x.storage is not y.storage or not (is_dense(x.shape, x.strides) and is_dense(y.shape, y.strides)):
+        return False
+    (a, m), (b, n) = ((each.offset * each.dtype.itemsize, each.nbytes) for each in (x, y))
+    return a < b + n and b < a + m and not (a == b and m == n and x.strides == y.strides)
 
 
 def label(array: Array, owner: str) -> Array:

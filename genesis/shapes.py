@@ -43,13 +43,79 @@ def numel(shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
+class RowMajor(tuple[int, ...]):
+    """Strides of `contiguous_strides`: their type says without a comparison that no dimensions are swapped."""
+
+    __slots__ = ()
+
+
 @functools.lru_cache(4096)
 def contiguous_strides(shape: Shape) -> Shape:
     """Return row-major strides; a dimension of size 0 counts as 1."""
     strides = [1] * len(shape)
     for i in range(len(shape) - 2, -1, -1):
         strides[i] = strides[i + 1] * max(shape[i + 1], 1)
+    return RowMajor(strides)
+
+
+def strides_in_order(shape: Shape, order: Sequence[int]) -> Shape:
+    """Return strides without gaps that store the dimensions of `order` from the innermost to the outermost."""
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
     return tuple(strides)
+
+
+@functools.lru_cache(4096)
+def preserved_strides(shape: Shape, *operands: tuple[Shape, Shape]) -> Shape:
+    """Return the strides that torch gives an elementwise result of `shape`.
+
+    Dimensions keep the order in which the (shape, strides) of the operands store them; the first operand that tells
+    two dimensions apart decides.
+    """
+    if all(s == shape and st == operands[0][1] for s, st in operands) and is_dense(*operands[0]):
+        return operands[0][1]
+    wide = [_spread(shape, s, st) for s, st in operands]
+    order = list(range(len(shape)))[::-1]
+    for i in range(1, len(order)):
+        at = i
+        for before in range(i - 1, -1, -1):
+            swap = _stored_later(shape, wide, order[before], order[at])
+            if swap > 0:
+                order[before], order[at] = order[at], order[before]
+                at = before
+            elif swap < 0:
+                break
+    return strides_in_order(shape, order)
+
+
+def _spread(target: Shape, shape: Shape, strides: Shape) -> Shape:
+    """Return an operand's strides along the dimensions of `target`; 0 where it repeats."""
+    pad = len(target) - len(shape)
+    tail = [0 if s == 1 and t != 1 else st for s, t, st in zip(shape, target[pad:], strides, strict=True)]
+    return (0,) * pad + tuple(tail)
+
+
+def _stored_later(shape: Shape, operands: Sequence[Shape], a: int, b: int) -> int:
+    """Return 1 if dimension a lies outside b in memory, -1 if inside, 0 if the operands do not say."""
+    for strides in operands:
+        if strides[a] and strides[b]:
+            if strides[a] != strides[b]:
+                return 1 if strides[a] > strides[b] else -1
+            if shape[a] > shape[b]:
+                return 1
+    return 0
+
+
+def is_dense(shape: Shape, strides: Shape) -> bool:
+    """Whether some order of the dimensions reads memory without gaps and without repetition."""
+    step = 1
+    for stride, size in sorted((st, s) for s, st in zip(shape, strides, strict=True) if s != 1):
+        if stride != step:
+            return not all(shape)
+        step *= size
+    return True
 
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:

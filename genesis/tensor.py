@@ -18,7 +18,7 @@ from genesis.autograd.graph import HookHandle
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.dtypes import DType, default_dtype, float32, float64
-from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
+from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
 from genesis.functions import exchange as _exchange
@@ -27,6 +27,8 @@ from genesis.functions import shape as _shape
 from genesis.functions import transfer as _transfer
 from genesis.functions.methods import Methods
 from genesis.functions.printing import text_of as _text_of
+from genesis.functions.storage import UntypedStorage
+from genesis.functions.storage import window as _window
 from genesis.functions.surface import normalized
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
@@ -123,6 +125,38 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     def is_floating_point(self) -> builtins.bool:
         return self.dtype.is_floating_point
+
+    def untyped_storage(self) -> UntypedStorage:
+        """Return the memory that this tensor shares with its views."""
+        return UntypedStorage(self.array.storage, self.device)
+
+    def is_set_to(self, tensor: Tensor) -> builtins.bool:
+        """Return whether both tensors show the same elements of the same memory."""
+        a, b = self.array, tensor.array
+        return a.storage is b.storage and (a.offset, a.shape, a.strides) == (b.offset, b.shape, b.strides)
+
+    def set_(
+        self,
+        source: Tensor | UntypedStorage | None = None,
+        storage_offset: builtins.int = 0,
+        size: Any = None,
+        stride: Any = None,
+    ) -> Tensor:
+        """Continue over the memory of `source`: a tensor's, or a storage's from `storage_offset` on; nothing empties.
+
+        Raises ShapeError if the storage is too small.
+        """
+        if isinstance(source, TensorBase) and size is None:
+            self.take_memory(source.array)
+            return self
+        self.take_memory(_window(self.array, source, storage_offset, size, stride))
+        return self
+
+    def share_memory_(self) -> Tensor:
+        """Return the tensor. CUDA memory counts as shared; on the CPU it raises, because ranks share no memory."""
+        if not self.is_cuda:
+            raise DeviceError("CPU memory cannot be shared between processes", next="save the tensor to a file")
+        return self
 
     def data_ptr(self) -> builtins.int:
         return self.array.data_ptr()
@@ -253,15 +287,14 @@ class Tensor(Methods, TensorBase, concrete=True):
 
     @property
     def data(self) -> Tensor:
-        """The same memory, not recorded (torch's older name for `detach()`)."""
+        """The same memory, not recorded. A tensor assigned to it hands over its memory, also to a leaf."""
         return self.detach()
 
     @data.setter
     def data(self, value: Any) -> None:
-        raise GradientError(
-            "the memory of a tensor cannot be replaced through .data",
-            next="write into it: x.data.copy_(values), or x.copy_(values) under genesis.no_grad()",
-        )
+        if not isinstance(value, TensorBase):
+            raise DTypeError(f".data is set to a {type(value).__name__}", next="assign a tensor")
+        self.take_memory(value.array)
 
     def backward(
         self, gradient: Tensor | None = None, retain_graph: builtins.bool = False, create_graph: builtins.bool = False

@@ -10,16 +10,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 from typing import Any, Self
 
-from genesis.array import Array, Spec
+from genesis.array import Array, Spec, empty, empty_strided, overlap_in_part
 from genesis.autograd.autocast import CachedCast, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.graph import BaseNode, Edge, GradientSlot, Lease, Node, Saved, is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.backend import mode
 from genesis.dtypes import DType
-from genesis.errors import GradientError
-from genesis.op import BackwardStep, Op, execute, registry
+from genesis.errors import DeviceError, DTypeError, GradientError, ShapeError
+from genesis.op import BackwardStep, Op, common_device, execute, registry
+from genesis.shapes import is_contiguous, preserved_strides
 
 
 class TensorBase:
@@ -36,13 +38,13 @@ class TensorBase:
     __slots__ = (
         "__weakref__",
         "_accumulate",
+        "_grad",
         "_gradient_slot",
         "_post_hooks",
         "_requires_grad",
         "_view_history",
         "array",
         "base",
-        "grad",
         "history",
         "node",
         "output",
@@ -71,7 +73,7 @@ class TensorBase:
     def _begin(self, array: Array, node: BaseNode | None, output: int) -> None:
         """Set all fields. Op results use only this method and skip the constructor's checks."""
         self.array, self.node, self.output = array, node, output
-        self.grad: Any = None
+        self._grad: Any = None
         self.base: TensorBase | None = None
         self.history = 0  # counts in-place changes recorded on this tensor, when it is a base
         self._view_history = 0  # the base's count when this view last derived its history
@@ -85,12 +87,50 @@ class TensorBase:
         """The values of a tensor that a user constructs."""
         raise NotImplementedError
 
+    def take_memory(self, array: Array) -> None:
+        """Continue over other memory, for `x.data = …`. Raises GradientError if a recorded result would change shape.
+
+        A leaf in an optimizer's flat buffer returns there at the next step, with its new values.
+        """
+        own, node = self.array, self.current_node()
+        if array is own or (array.dtype is own.dtype and is_same_window(array, own)):
+            return
+        is_alike = array.spec == own.spec and array.device == own.device
+        if node is not None and not is_alike:
+            raise GradientError(
+                f"a recorded result cannot change from {own.shape}, {own.dtype} to {array.shape}, {array.dtype}",
+                next="detach() it first",
+            )
+        if not is_alike:
+            self._accumulate = self._gradient_slot = None
+        self.array, self.base = array, None
+
     @staticmethod
     def wrap(array: Array, node: BaseNode | None = None, output: int = 0) -> Any:
         """Return a tensor over `array`, recorded as an output of `node` if there is one."""
         tensor = object.__new__(TensorBase._concrete)
         tensor._begin(array, node, output)
         return tensor
+
+    grad: Any = property(
+        attrgetter("_grad"), lambda self, value: self.set_grad(value), doc="The accumulated gradient, or None."
+    )
+
+    def set_grad(self, grad: Any) -> None:
+        """Set `.grad`. Raises DTypeError, ShapeError or DeviceError unless `grad` is None or a tensor like this one."""
+        if grad is not None:
+            if not isinstance(grad, TensorBase) or grad is self:
+                shown = "the tensor itself" if grad is self else f"a {type(grad).__name__}"
+                raise DTypeError(f".grad is set to {shown}", next="assign another tensor or None")
+            own, given = self.array, grad.array
+            wider = self._gradient_slot.array.dtype if self._gradient_slot is not None else own.dtype
+            if given.shape != own.shape:
+                raise ShapeError(f".grad of shape {given.shape} does not suit a tensor of shape {own.shape}")
+            if given.dtype not in (own.dtype, wider):
+                raise DTypeError(f".grad is {given.dtype}, the tensor {own.dtype}", next="cast it with .to()")
+            if given.device != own.device:
+                raise DeviceError(f".grad is on {given.device}, the tensor on {own.device}", next="move it with .to()")
+        self._grad = grad
 
     @property
     def requires_grad(self) -> bool:
@@ -154,15 +194,15 @@ class TensorBase:
         if self.grad is not None:
             more = (grad, *more)
         elif self._gradient_slot is not None and is_same_window(grad, self._gradient_slot.array):  # already in place
-            self.grad = TensorBase.wrap(self._gradient_slot.array)
+            self._grad = TensorBase.wrap(self._gradient_slot.array)
         elif self._gradient_slot is not None and self._gradient_slot.is_wider:
             wider = self._gradient_slot.array
-            self.grad = TensorBase.wrap(registry["cast"](grad, dtype=wider.dtype, out=wider))
+            self._grad = TensorBase.wrap(registry["cast"](grad, dtype=wider.dtype, out=wider))
         elif more:  # adding the first two straight into the slot saves a copy
-            self.grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_gradient_slot()))
+            self._grad = TensorBase.wrap(registry["add"](grad, more[0], out=self.claim_gradient_slot()))
             more = more[1:]
         else:
-            self.grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_gradient_slot()))
+            self._grad = TensorBase.wrap(registry["copy"](grad, out=self.claim_gradient_slot()))
         for other in more:
             registry["add"](self.grad.array, other, out=self.grad.array)
         self._gradient_arrived()
@@ -314,10 +354,12 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
     inputs do, and backward raises an error when it reaches the op.
     """
     # Unwrap the arrays, and see whether an input may require a gradient.
-    unwrapped, tracked = [], False
+    unwrapped, tracked, is_strided = [], False, False
     for x in inputs:
         if isinstance(x, TensorBase):
-            unwrapped.append(x.array)
+            array = x.array
+            unwrapped.append(array)
+            is_strided = is_strided or array.strides.__class__ is tuple
             tracked = tracked or x._requires_grad or x.node is not None or x.base is not None
         else:
             unwrapped.append(x)
@@ -327,7 +369,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
             raise GradientError(
                 f"{op.name}: out= does not record gradients", next="remove out=, or use it inside no_grad()"
             )
-        execute(op, arrays, attrs, out.array)
+        execute(op, arrays, attrs, _destination(op, arrays, attrs, out))
         return out
     if autocasting.low and (wanted := wanted_types(op, arrays)):
         inputs = tuple([_cast(x, dtype) for x, dtype in zip(inputs, wanted, strict=True)])
@@ -338,7 +380,7 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         with _with_idle_memory(op, inputs):
             results = execute(op, arrays, attrs, _outs(op, arrays, attrs, leases))
     else:
-        results = execute(op, arrays, attrs)
+        results = execute(op, arrays, attrs, _in_order(op, arrays, attrs) if is_strided and op.elementwise else None)
     node = None
     if tracked and mode.grad:
         edges = _edges(inputs)
@@ -357,6 +399,36 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         tensors[0].base = source.owner
         tensors[0]._view_history = source.owner.history
     return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _in_order(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any]) -> Array | None:
+    """Memory for an elementwise result that stores dimensions in the order of the operands; None if it is row-major."""
+    strided = [(x.shape, x.strides) for x in arrays if isinstance(x, Array)]
+    is_plain = op.name == "copy" or registry.get(op.name) is not op  # a user's kernel may write row-major only
+    if is_plain or (len(strided) == 1 and is_contiguous(*strided[0])):
+        return None
+    spec = op.infer(*arrays, **attrs)
+    if not isinstance(spec, Spec):
+        return None
+    strides = preserved_strides(spec.shape, *strided)
+    if is_contiguous(spec.shape, strides):
+        return None
+    return empty_strided(spec.shape, strides, spec.dtype, common_device(op.name, arrays))
+
+
+def _destination(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], out: TensorBase) -> Array:
+    """Return the memory of `out=`; an empty tensor takes new memory of the result's shape.
+
+    Raises:
+        ShapeError: if the memory overlaps that of an input in part.
+    """
+    if 0 in out.array.shape:
+        spec = op.infer(*arrays, **{name: value for name, value in attrs.items() if name != "device"})
+        if isinstance(spec, Spec) and spec.shape != out.array.shape:
+            out.array = empty(spec.shape, out.array.dtype, out.array.device)
+    if any(isinstance(x, Array) and overlap_in_part(x, out.array) for x in arrays):
+        raise ShapeError(f"{op.name}: out shares a part of an input's memory", next="clone() the input")
+    return out.array
 
 
 def _outs(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], leases: Leases) -> tuple[Array | None, ...] | None:

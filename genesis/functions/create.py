@@ -14,11 +14,11 @@ import numpy as np
 from genesis import array as arrays
 from genesis.array import Array
 from genesis.autograd.function import Function
-from genesis.autograd.record import TensorBase, apply
+from genesis.autograd.record import TensorBase
 from genesis.backend import Device, as_device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, default_dtype, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
-from genesis.functions.elementwise import to_dtype
+from genesis.functions.elementwise import clone, to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
 from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, fitting, number, public, sizes_of
 from genesis.functions.transfer import is_pinned, moved, pinned_empty
@@ -235,8 +235,11 @@ def full_like(
     x: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
     """Return a tensor filled with `fill_value`, with x's shape, dtype and device by default."""
-    kind, place = kind_and_place(x, "full_like", dtype, device)
-    return full(x.array.shape, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
+    value, (kind, place) = number(fill_value, "full_like", "fill_value"), kind_and_place(x, "full_like", dtype, device)
+    fitting(value, kind, "full_like")
+    array = arrays.preserved(x.array, kind, place)
+    elementwise.fill(out=array, value=value, shape=array.shape, dtype=kind)
+    return _wrap(array, requires_grad)
 
 
 @public(method=False)
@@ -255,7 +258,7 @@ def ones_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, 
 def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "empty_like", dtype, device)
-    return empty(x.array.shape, dtype=kind, device=place, requires_grad=requires_grad)
+    return _wrap(arrays.preserved(x.array, kind, place), requires_grad)
 
 
 def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -346,7 +349,7 @@ def to(
         result = _Moved.apply(result, place, non_blocking)
     if dtype is not None:
         result = to_dtype(result, as_dtype(dtype))
-    return apply(elementwise.copy, x) if copy and result is x else result
+    return clone(x) if copy and result is x else result
 
 
 @public(function=False)

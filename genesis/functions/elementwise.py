@@ -197,8 +197,10 @@ def to_dtype(x: Tensor, dtype: DTypeLike) -> Tensor:
 
 @public
 def clone(x: Tensor) -> Tensor:
-    """Return a copy in new contiguous memory; autograd records it."""
-    return apply(ops.copy, x)
+    """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
+    if array_of(x, "clone").is_contiguous:
+        return apply(ops.copy, x)
+    return apply(ops.cast, x, dtype=x.array.dtype)  # unlike a copy, it keeps the order
 
 
 @public(keywords={"other": "source", "src": "source"})

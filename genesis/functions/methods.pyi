@@ -94,7 +94,7 @@ class Methods:
     def clip_(self, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Self:
         """Compute `clamp` in place."""
     def clone(self) -> Tensor:
-        """Return a copy in new contiguous memory; autograd records it."""
+        """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
     def contiguous(self) -> Tensor:
         """Return x itself if its elements are stored row-major without gaps, else a copy."""
     def copy_(self, source: Tensor | float, non_blocking: bool = False) -> Self:

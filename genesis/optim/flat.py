@@ -149,23 +149,37 @@ class FlatBuffers:
         return runs
 
     def collect_gradients(self) -> None:
-        """Copy gradients that users assigned to `.grad` into their slots.
+        """Copy gradients that users assigned to `.grad` into their slots, and values assigned to `.data` likewise.
 
         Raises:
             GenesisError: if a parameter has new memory, for example after `Module.to`.
         """
-        for i, param in enumerate(self.params):
+        self._take_back()
+        for param in self.params:
             slot = param._gradient_buffer
-            if param.array.storage is not self.values.storage or slot is None:
-                raise GenesisError(
-                    f"parameter {i} of shape {param.array.shape} left its flat buffer: it was moved or cast",
-                    next="move and cast the model before building the optimizer",
-                )
+            assert slot is not None
             grad = param.grad
             if grad is not None and (grad.array.storage is not slot.storage or grad.array.offset != slot.offset):
                 param.claim_gradient_slot()  # moves out the values that an op's forward keeps there under a lease
                 registry["cast"](grad.array, dtype=self.grad_dtype, out=slot)
                 param.grad = Tensor(slot)
+
+    def _take_back(self) -> None:
+        """Copy the values of parameters whose memory was replaced, by `p.data = …`, into the buffer; use it again."""
+        at, storage = self.values.offset, self.values.storage
+        moved = [i for i, p in enumerate(self.params)
+                 if p.array.storage is not storage or p.array.offset != at + self.starts[i]]  # fmt: skip
+        for i in moved:
+            param, slot = self.params[i], self.params[i]._gradient_buffer
+            spec = (param.array.shape, param.array.dtype, param.array.device)
+            if slot is None or spec != (slot.shape, self.dtype, self.device):
+                raise GenesisError(
+                    f"parameter {i} of shape {param.array.shape} left its flat buffer: it was moved or cast",
+                    next="move and cast the model before building the optimizer",
+                )
+        for i, values in [(i, registry["copy"](self.params[i].array)) for i in moved]:
+            param = self.params[i]
+            param.array = registry["copy"](values, out=self.view(self.values, i))
 
     def gradient_spans(self) -> list[Array]:
         """The accumulated gradients, in as few spans as possible."""

@@ -62,8 +62,9 @@ HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")
 APART = {
     "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty", "empty",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
-    "storage_offset", "element_size", "promote_types",
+    "storage_offset", "element_size", "share_memory_", "promote_types",
 }  # fmt: skip
+LEFT = {f"genesis.functions.{name}" for name in ("pointwise", "printing", "settings")}  # the last two: no values
 # Made from sizes or by name alone, which the calls here do not have: the tests of their files are of both devices.
 NO_CALL = {
     "einsum", "eye", "full", "ones", "rand", "randn", "randperm", "zeros", "randint", "arange", "linspace", "normal",
@@ -86,7 +87,7 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
         for name in names:
             found = inspect.getattr_static(place, name, None)
             home = getattr(found, "__module__", None) or ""
-            is_ours = inspect.isfunction(found) and home.startswith(HOMES) and home != "genesis.functions.pointwise"
+            is_ours = inspect.isfunction(found) and home.startswith(HOMES) and home not in LEFT
             if is_ours and not name.startswith("_") and name not in APART | NO_CALL and id(found) not in seen:
                 seen.add(id(found))
                 yield name, found

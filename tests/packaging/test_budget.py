@@ -22,7 +22,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels": (14_660, ("genesis/kernels/",)),
     "CUDA runtime and custom": (4_830, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_540, ("genesis/files/", "genesis/saving.py")),
-    "optim": (2_800, ("genesis/optim/",)),
+    "optim": (2_820, ("genesis/optim/",)),
     "train": (5_600, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (13_000, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (82_300, ("tests/",)),
+    "tests": (82_600, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -113,7 +113,8 @@ def elementwise(
     work = work_type(out.dtype if work is None else work)
     arrays = [x for x in operands if isinstance(x, Array)]
     broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
-    sizes, so, *merged = collapse(out.shape, out.strides, *broadcast)
+    order = sorted(range(out.ndim), key=lambda d: -out.strides[d])  # neighbours in memory are neighbours in a tile
+    sizes, so, *merged = collapse(*(tuple([each[d] for d in order]) for each in (out.shape, out.strides, *broadcast)))
     array_strides = iter(merged)
     strides = [next(array_strides) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
     values = [x if isinstance(x, Array) else scalar_argument(x, work) for x in operands]
