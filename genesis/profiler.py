@@ -228,7 +228,7 @@ class Profiler:
         on_gpu = _gpu() is not None if self.activities is None else ProfilerActivity.CUDA in self.activities
         device = Device("cuda") if on_gpu and cuda.is_available() else CPU
         outermost = self._outermost if self.with_stack else None
-        recorder = Recorder(ambient="", has_flops=self.with_flops, outermost=outermost)
+        recorder = Recorder(ambient="", has_costs=self.with_flops, outermost=outermost)
         memory = list(dict.fromkeys([CPU, device])) if self.profile_memory else []
         return Session(recorder, device, memory, keeps_graphs=True)
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, cast
 
@@ -13,17 +14,27 @@ from genesis import cuda
 from genesis.backend import CPU
 from genesis.dtypes import as_dtype
 from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
-from genesis.measure.collectives import StepTimes, collective_table
-from genesis.measure.limits import Limits, limits_of, wait_for
+from genesis.measure.collectives import StepTimes, collective_table, timed_collectives
+from genesis.measure.limits import Limits, limits_of
 from genesis.measure.peer import Child, PeerLacks, ratio_of, started
-from genesis.measure.record import Column, Failure, Table, table
+from genesis.measure.record import Column, Failure, Table, format_seconds, table
+from genesis.measure.run import (
+    MOST,
+    UNTIL_CAPTURED,
+    Recorded,
+    Sums,
+    free_graphs,
+    part_columns,
+    plain_steps,
+    recorded_steps,
+)
+from genesis.measure.session import Recording
 from genesis.measure.timing import Timing
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.state import TrainState
 from genesis_cli.measured import show_progress
 from genesis_cli.session import bench_steps as steps
-from genesis_cli.session.bench_steps import Memory, Notify, Parts, Request
-from genesis_cli.session.profiling import subject_of
+from genesis_cli.session.bench_steps import Memory, Notify, Request
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.registry import without_memory
@@ -42,7 +53,7 @@ class Case:
         step: wall time of a step as `genesis train` takes it: on a GPU a captured one, in ranks the slowest rank's.
         by_rank: seconds of a step on each rank.
         memory: of each rank.
-        parts: of recorded steps; None in ranks, and where recording failed.
+        phases, ops: of recorded steps; empty in ranks, and where recording failed.
         times: the collectives of a step; None in one process.
         scaling: tokens a second of a rank over those of one process alone; None if that is unknown.
     """
@@ -54,7 +65,8 @@ class Case:
     memory: list[Memory]
     flops: int
     limits: Limits
-    parts: Parts | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    ops: list[dict[str, Any]] = field(default_factory=list)
     times: StepTimes | None = None
     scaling: float | None = None
     notes: list[str] = field(default_factory=list)
@@ -68,12 +80,6 @@ class Case:
     def tokens_per_second(self) -> float:
         """Of all ranks."""
         return len(self.by_rank) * self.batch * self.length / self.step.seconds
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Seconds of each phase: its share of recorded steps times the step's."""
-        parts = self.parts
-        return {} if parts is None else {k: s / parts.seconds * self.step.seconds for k, s in parts.phases.items()}
 
     def over(self, rate: float | None) -> float | None:
         """FLOPs a second of a rank over a rate: model FLOP utilization."""
@@ -102,37 +108,35 @@ def measured_case(
 ) -> Case:
     """Take steps of one size with a new optimizer: first unwatched, then recorded or, in ranks, their collectives."""
     device, notes, state = request.device, list[str](), steps.new_state(model, batch, length, ranks)
-    steps.forget_graphs(device)
+    free_graphs(device)
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
-    take = steps.taking(state, device, notes)
-    step, by_rank = steps.timed(take, wait_for(device), ranks, request.settings.plan)
-    take.finish()
-    del take
+    step, by_rank = steps.timed(steps.captured_steps(state, device, notes), ranks, request.settings.plan)
     memory, flops = steps.memory_of(state, device), steps.step_flops(model.config, batch, length)
     case = Case(batch, length, step, by_rank, memory, flops, limits, notes=notes)
     if ranks.size > 1:
         count = WATCHED_STEPS[device.type]
-        case.times = steps.timed_collectives(state, device, lambda: steps.taking(state, device, []), count)
+        captured = partial(steps.captured_steps, state, device, [])
+        case.times = timed_collectives(state.optimizer, ranks.group, captured, count, ranks.in_turn)
     else:
-        case.parts = _parts(state, limits, notes)
+        record_parts(case, state)
     return case
 
 
-def _parts(state: TrainState, limits: Limits, notes: list[str]) -> Parts | None:
-    """Records and divides steps; None with a note where that fails."""
-    failed = list[str]()
-    steps.forget_graphs(limits.device)
-    take = steps.Steps(state, limits.device, failed)
-    subject = subject_of(state, limits.device, take.on_device, tuple, lambda batches: take())
+def record_parts(case: Case, state: TrainState) -> None:
+    """Record steps and divide them by phase and op; a note says where that fails."""
+    failed, found, device = list[str](), list[Recording](), case.limits.device
+    free_graphs(device)
     try:
-        found = steps.recorded_parts(subject, limits)
-        if found is not None and not failed:
-            return found
-        notes.append("no phases and ops: a step cannot be captured")
+        subject = steps.random_steps(state, device, failed)
+        found = recorded_steps(subject, steps.RECORDED, 0 if device == CPU else UNTIL_CAPTURED)
     except (DeviceError, OutOfMemoryError) as error:
-        notes.append(f"no phases and ops: {error.what}")
-    return None
+        failed.append(error.what)
+    if failed:
+        case.notes.append(f"no phases and ops: {failed[0]}")
+        return
+    sums = Sums(Recorded("captured", [case.step.seconds], found), device != CPU, case.limits)
+    case.ops, case.phases = sums.ops(), {row["name"]: row["share"] * case.step.seconds for row in sums.phases()}
 
 
 # --- Growth -----------------------------------------------------------------------------------------------------------
@@ -201,7 +205,12 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
     if count == 1:
         memory, growth = table("memory", "memory", MEMORY, cases), table("growth", "growth", GROWTH, growths(cases))
         found = [table("steps", title, STEPS, cases, notes=notes), memory, growth]
-        return found if most.parts is None else [*found, steps.ops_table(most.parts, most.label)]
+        rooms = [op for op in most.ops if "above" in op]
+        first = max(rooms, key=lambda op: float(op["above"]), default=None)
+        above = first and f"{first['name']} has the most room: {format_seconds(first['above'])} above its limit"
+        columns, title = part_columns("op", most.limits.device != CPU), f"ops of a step, {most.label}"
+        ops = table("ops", title, columns, most.ops, most=MOST, notes=[above] if above else [])
+        return [*found, ops] if most.ops else found
     each = zip(range(count), most.by_rank, most.memory, strict=True)
     found = [
         table("ranks", f"{count} ranks, each with a batch of its own", STEPS, cases, notes=notes),
@@ -290,16 +299,16 @@ def versus_torch(
 
 def _beside_ours(child: Child, model: Any, batch: int, length: int, request: Request) -> dict[str, Any]:
     """The cells of a case on one process, with our own steps between torch's."""
-    device, notes, wait = request.device, list[str](), wait_for(request.device)
+    device, notes = request.device, list[str]()
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
     try:
-        take = steps.taking(steps.new_state(model, batch, length), device, notes)
+        subject = steps.captured_steps(steps.new_state(model, batch, length), device, notes)
         if notes:
             raise DeviceError(notes[0])
 
         def own(count: int) -> float:
-            return median(steps.together(take, wait, ALONE) for _ in range(count))
+            return median(plain_steps(subject, count, 0))
 
         cells = _compared(child, own, request, ALONE)
         return cells | {"memory": None if device == CPU else cuda.max_memory_allocated(device)}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -15,24 +14,22 @@ import numpy as np
 
 from genesis import Tensor, cuda
 from genesis.array import Array
-from genesis.backend import CPU, Device, backend_for
+from genesis.backend import CPU, Device
 from genesis.data.loader import Batch
 from genesis.errors import DistributedError, GenesisError, InterruptedRun
-from genesis.measure.collectives import CollectiveWatch, StepTimes, medians
 from genesis.measure.limits import Limits, wait_for
 from genesis.measure.memory import peak_bytes
-from genesis.measure.record import Column, Failure, Table, table
-from genesis.measure.recorder import COLLECTIVE, by_key
-from genesis.measure.run import Subject, recorded_steps
+from genesis.measure.record import Column, Failure
+from genesis.measure.run import UNTIL_CAPTURED, Subject, free_graphs, plain_steps, step_seconds
 from genesis.measure.timing import Plan, Timing, measure, summarize
 from genesis.nn.quantized import Kind
-from genesis.op import Op, observe
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import steps_of
 from genesis.train.optimizer import build_optimizer
 from genesis.train.ranks import ALONE, Ranks
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
+from genesis_cli.session.profiling import subject_of
 from genesis_models import engine as engines
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -42,7 +39,7 @@ from genesis_models.registry import build, parameter_count
 from genesis_models.weights import quantize
 
 if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
+    pass
 
 T = TypeVar("T")
 Notify = Callable[[str], None]  # shows the progress
@@ -51,9 +48,7 @@ OPTIMIZER: Final = "adamw"
 LR, MAX_NORM = 1e-5, 1.0
 DRAWN = 4  # different batches, which steps take in turn
 EVERY = 64  # steps between two readings of their figures
-UNTIL_CAPTURED = 4  # steps: two are eager, one is captured, one is replayed
 RECORDED = 3  # steps whose ops are timed
-LISTED = 12  # ops of a step; the others are one row
 FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
 THOROUGH = Plan(seconds=10.0, warm_up=0.5, most_calls=1)
 
@@ -123,14 +118,7 @@ def forget(model: CausalLM, device: Device) -> None:
     for parameter in model.parameters():
         parameter.grad = None
     release(model)
-    forget_graphs(device)
-
-
-def forget_graphs(device: Device) -> None:
-    """Free the memory of graphs that nothing uses any more; they refer to themselves."""
-    gc.collect()
-    if device != CPU:
-        cuda.empty_cache(device)
+    free_graphs(device)
 
 
 # --- Steps ------------------------------------------------------------------------------------------------------------
@@ -185,52 +173,26 @@ def new_state(model: CausalLM, batch: int, length: int, ranks: Ranks = ALONE) ->
     return TrainState(model, optimizer, loader, ranks=ranks)
 
 
-class Steps:
-    """Each call takes a step. A GPU replays a CUDA graph from the third on, unless `notes` gets a reason why not."""
+def random_steps(state: TrainState, device: Device, notes: list[str]) -> Subject:
+    """The steps of a run; a GPU replays a CUDA graph from the third on, unless `notes` gets a reason why not."""
+    batches, state.step = cast(Any, state.loader).batches(), 0
+    on_device = None if device == CPU else steps_of(state)(state, device, MAX_NORM, EVERY, notes.append)
 
-    def __init__(self, state: TrainState, device: Device, notes: list[str]) -> None:
-        self._state, self._device, self._batches = state, device, cast(Any, state.loader).batches()
-        self.on_device = None if device == CPU else steps_of(state)(state, device, MAX_NORM, EVERY, notes.append)
-        state.step = 0
+    def drawn() -> list[Batch]:
+        return list(itertools.islice(batches, state.ranks.size))
 
-    def __call__(self) -> None:
-        batches = list(itertools.islice(self._batches, self._state.ranks.size))
-        if self.on_device is None:
-            take_step(self._state, batches, LR, MAX_NORM, self._device)
-            return
-        self.on_device.take(batches, LR)
-        if self._state.step % EVERY == 0:
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait for the steps; raises NumericError where a loss was not finite."""
-        if self.on_device is not None:
-            self.on_device.reading().results()
+    return subject_of(state, device, on_device, drawn, lambda: LR, MAX_NORM)
 
 
-def taking(state: TrainState, device: Device, notes: list[str]) -> Steps:
-    """The steps of a run, on a GPU after their capture."""
-    steps = Steps(state, device, notes)
-    for _ in range(0 if device == CPU else UNTIL_CAPTURED + (state.ranks.size > 1)):
-        steps()  # ranks exchange after the first step's backward
-    return steps
+def captured_steps(state: TrainState, device: Device, notes: list[str]) -> Subject:
+    """The same steps, on a GPU after their capture."""
+    subject = random_steps(state, device, notes)
+    # Ranks exchange after the first step's backward.
+    plain_steps(subject, 0, 0 if device == CPU else UNTIL_CAPTURED + (state.ranks.size > 1))
+    return subject
 
 
-def together(
-    take: Callable[[], object], wait: Callable[[], None], ranks: Ranks, begin: Callable[[], None] = lambda: None
-) -> float:
-    """Seconds of a step that all ranks begin at once, after `begin`."""
-    wait()
-    ranks.barrier("a step")
-    begin()
-    start = time.perf_counter()
-    take()
-    ranks.launched()  # before the wait, which never ends where another rank is gone
-    wait()
-    return time.perf_counter() - start
-
-
-def timed(take: Callable[[], object], wait: Callable[[], None], ranks: Ranks, plan: Plan) -> tuple[Timing, list[float]]:
+def timed(subject: Subject, ranks: Ranks, plan: Plan) -> tuple[Timing, list[float]]:
     """The time of a step on the slowest rank, and the median of each rank: a call of all ranks.
 
     The plan's clock adds up the times that ranks exchanged, so that all take the same number of steps.
@@ -239,7 +201,8 @@ def timed(take: Callable[[], object], wait: Callable[[], None], ranks: Ranks, pl
 
     def sample(_: int) -> float:
         nonlocal clock
-        own = together(take, wait, ranks)
+        own = step_seconds(subject)
+        subject.settle()
         ranks.record_seconds(own)
         every.append(ranks.in_turn([own]))
         clock += max(every[-1])
@@ -247,32 +210,6 @@ def timed(take: Callable[[], object], wait: Callable[[], None], ranks: Ranks, pl
 
     step = measure(sample, replace(plan, clock=lambda: clock))
     return step, [median(each) for each in zip(*every[-step.samples - step.outliers :], strict=True)]
-
-
-def timed_collectives(
-    state: TrainState, device: Device, steps: Callable[[], Callable[[], object]], count: int
-) -> StepTimes:
-    """The collectives of `count` further steps: medians of steps, means of ranks. A call of all ranks.
-
-    Args:
-        steps: makes the function that takes a step. On a GPU it captures it, because graphs hold the timing events.
-    """
-    ranks, wait = state.ranks, wait_for(device)
-    forget_graphs(device)
-    watch, found = CollectiveWatch(state.optimizer, ranks.group, device), list[StepTimes]()
-
-    with watch.watching():
-        take = steps()
-        for _ in range(count):
-            together(take, wait, ranks, watch.begin)
-            found.append(watch.times())
-        del take
-        forget_graphs(device)  # before their events
-    own = medians(found)
-    every = ranks.in_turn([own.computing, *(t for each in own.collectives for t in (each.seconds, each.exposed))])
-    means = np.reshape(every, (-1, ranks.size)).mean(1).tolist()
-    rows = zip(own.collectives, means[1::2], means[2::2], strict=True)
-    return StepTimes(means[0], [each._replace(seconds=seconds, exposed=exposed) for each, seconds, exposed in rows])
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -309,77 +246,6 @@ def memory_of(state: TrainState, device: Device) -> list[Memory]:
         own.append(cuda.max_memory_allocated(device))
     every = [int(number) for number in ranks.in_turn(own)]
     return [Memory(*every[rank :: ranks.size]) for rank in range(ranks.size)]
-
-
-# --- Phases and ops ---------------------------------------------------------------------------------------------------
-
-
-class Parts(NamedTuple):
-    """A recorded step divided: seconds by phase, and rows of ops, the longest first, as `OPS` describes them."""
-
-    seconds: float
-    phases: dict[str, float]
-    ops: list[dict[str, Any]]
-
-
-def recorded_parts(subject: Subject, limits: Limits) -> Parts | None:
-    """Record steps and divide their time; None where a GPU's step was not captured."""
-    on_gpu = subject.device != CPU
-    warm_up = UNTIL_CAPTURED if on_gpu else 0
-    backend = cast("CudaBackend", backend_for(subject.device)) if on_gpu else None
-    costs: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])  # calls, and seconds by bytes and by FLOPs
-
-    def count(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
-        if op.view is None and (backend is None or backend.driver.is_capturing(backend.stream)):
-            cost, found = op.cost(inputs, outputs, attrs), costs[op.name]
-            found[0] += 1
-            found[1] += cost.bytes / limits.bytes_per_second
-            found[2] += cost.flops / (limits.flops_per_second or np.inf)
-
-    phases, times = defaultdict[str, float](float), defaultdict[str, float](float)
-    with observe(count):
-        records = recorded_steps(subject, RECORDED, warm_up)
-    for record in records:
-        timed: Sequence[tuple[Any, float]] = list(by_key(record.frames, record.start, record.end).items())
-        if on_gpu:
-            timed = [(k, k.seconds) for k in record.kernels if k.in_graph and not k.is_concurrent]
-        if not timed:
-            return None
-        for key, seconds in timed:
-            phases[key.phase] += seconds / RECORDED
-            if key.op in costs or key.op == COLLECTIVE:
-                times[key.op] += seconds / RECORDED
-    counted, whole, rows = 1 if on_gpu else RECORDED, sum(phases.values()), []
-    for name, seconds in sorted(times.items(), key=lambda item: -item[1]):
-        calls, moved, computed = (number / counted for number in costs[name])
-        row = {"op": name, "calls": calls, "seconds": seconds, "share": seconds / whole}
-        rates = {"bandwidth": moved / seconds or None, "compute": computed / seconds or None}
-        rows.append(row | rates | {"above": max(seconds - max(moved, computed), 0.0)})
-    return Parts(whole, dict(phases), rows)
-
-
-OPS = [
-    Column("op", "op", "text", "Name in the registry."),
-    Column("calls", "calls", "count", "In one step."),
-    Column("seconds", "time", "s", "All its calls together."),
-    Column("share", "share", "share", "Of the step."),
-    Column("bandwidth", "of a copy", "share", "Of the rate of a copy."),
-    Column("compute", "of a matmul", "share", "Of the rate of a matmul."),
-    Column("above", "above", "s", "Time beyond what its bytes or FLOPs need at the limits."),
-]
-
-
-def ops_table(parts: Parts, label: str) -> Table:
-    """The longest ops of a step; the others, and the time in no op, as one row each."""
-    shown, others = parts.ops[:LISTED], parts.ops[LISTED:]
-    calls, seconds = (sum(op[key] for op in others) for key in ("calls", "seconds"))
-    between = parts.seconds - sum(op["seconds"] for op in parts.ops)
-    rest = [(f"other ops ({len(others)})", calls, seconds), ("between ops", 0, between)]
-    rows = [{"op": name, "calls": n, "seconds": s, "share": s / parts.seconds} for name, n, s in rest if s > 0]
-    first = max(parts.ops, key=lambda op: op["above"], default=None)
-    above = "" if first is None else f"{first['above'] / parts.seconds:.0%} of the step more than its limit"
-    notes = [] if first is None else [f"{first['op']} has the most room: it takes {above}"]
-    return table("ops", f"ops of a step, {label}", OPS, [*shown, *rows], notes=notes)
 
 
 # --- Generation -------------------------------------------------------------------------------------------------------

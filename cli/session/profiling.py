@@ -17,10 +17,10 @@ from genesis.backend.cpu import threads
 from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
-from genesis.measure.collectives import StepTimes
+from genesis.measure.collectives import StepTimes, timed_collectives
 from genesis.measure.memory import Timeline
 from genesis.measure.recorder import Nvtx
-from genesis.measure.run import Recorded, Subject, memory_of, plain_steps, recorded_steps
+from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, memory_of, plain_steps, recorded_steps
 from genesis.measure.session import Recording
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps, steps_of
@@ -30,7 +30,6 @@ from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench_steps import UNTIL_CAPTURED, timed_collectives
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
 from genesis_cli.session.preparation import prepare_data, resolve_device
@@ -145,20 +144,15 @@ def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Prof
 
 
 def _collectives(training: Training, steps: int) -> StepTimes:
-    """The collectives of `steps` further steps, whose figures are not read."""
-    on_gpu = training.device != CPU
+    """The collectives of `steps` further steps."""
+    on_gpu, ranks = training.device != CPU, training.state.ranks
 
-    def taking() -> Callable[[], None]:
-        subject = _subject(training, _steps(training, UNTIL_CAPTURED + steps) if on_gpu else None)
+    def captured() -> Subject:
+        subject = _subject(training, _steps(training, EVERY) if on_gpu else None)
+        plain_steps(subject, 0, UNTIL_CAPTURED if on_gpu else 0)
+        return subject
 
-        def take() -> None:
-            subject.take(subject.batches())
-
-        for _ in range(UNTIL_CAPTURED if on_gpu else 0):
-            take()
-        return take
-
-    return timed_collectives(training.state, training.device, taking, steps)
+    return timed_collectives(training.state.optimizer, ranks.group, captured, steps, ranks.in_turn)
 
 
 def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:
@@ -179,14 +173,10 @@ def _subject(training: Training, on_device: DeviceSteps | None) -> Subject:
     def batches() -> list[Batch]:
         return [next(state.loader) for _ in range(train.accumulation_steps)]
 
-    def take(batches: Sequence[Batch]) -> None:
-        lr = training.lr_at(min(state.step, training.steps - 1))
-        if on_device is None:
-            take_step(state, batches, lr, train.max_grad_norm, training.device)
-        else:
-            on_device.take(batches, lr)
+    def lr() -> float:
+        return training.lr_at(min(state.step, training.steps - 1))
 
-    return subject_of(state, training.device, on_device, batches, take)
+    return subject_of(state, training.device, on_device, batches, lr, train.max_grad_norm)
 
 
 def subject_of(
@@ -194,9 +184,17 @@ def subject_of(
     device: Device,
     on_device: DeviceSteps | None,
     batches: Callable[[], Sequence[Batch]],
-    take: Callable[[Sequence[Batch]], None],
+    lr: Callable[[], float],
+    max_grad_norm: float | None,
 ) -> Subject:
-    """The subject of a run: `take` takes a step on `batches`, by `on_device` on a GPU."""
+    """The subject of a run, whose steps are taken by `on_device` on a GPU."""
+
+    def take(batches: Sequence[Batch]) -> None:
+        if on_device is None:
+            take_step(state, batches, lr(), max_grad_norm, device)
+        else:
+            on_device.take(batches, lr())
+
     model: Any = state.model
     optimizer = ("zero_grad", "grad_norm", "clip_factor", "begin_step", "update")
     regions = [(state.objective, "loss", "forward"), *((state.optimizer, method, "optimizer") for method in optimizer)]

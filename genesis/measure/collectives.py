@@ -14,12 +14,15 @@ from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.distributed.group import Group
 from genesis.measure.limits import wait_for
 from genesis.measure.record import Column, Table, format_seconds, format_share, table
 from genesis.measure.recorder import shadowed
+from genesis.measure.run import Subject, free_graphs, step_seconds
 from genesis.optim.optimizer import Optimizer
 
 
@@ -109,6 +112,37 @@ def medians(steps: Sequence[StepTimes]) -> StepTimes:
         seconds, exposed = (median(times) for times in zip(*(each[3:] for each in same), strict=True))
         rows.append(same[0]._replace(seconds=seconds, exposed=exposed))
     return StepTimes(median(step.computing for step in steps), rows)
+
+
+def timed_collectives(
+    optimizer: Optimizer,
+    group: Group,
+    captured: Callable[[], Subject],
+    count: int,
+    in_turn: Callable[[Sequence[float]], list[float]],
+) -> StepTimes:
+    """The collectives of `count` steps: medians of steps, means of ranks. A call of all ranks.
+
+    Args:
+        captured: returns the steps, on a GPU after capturing them, because graphs hold the timing events.
+        in_turn: gathers numbers of all ranks, the first one of each rank first.
+    """
+    device, found = optimizer.param_groups[0]["params"][0].device, list[StepTimes]()
+    free_graphs(device)
+    watch = CollectiveWatch(optimizer, group, device)
+    with watch.watching():
+        subject = captured()
+        for _ in range(count):
+            step_seconds(subject, watch.begin)
+            found.append(watch.times())
+            subject.settle()
+        del subject
+        free_graphs(device)  # before their events
+    own = medians(found)
+    every = in_turn([own.computing, *(t for each in own.collectives for t in (each.seconds, each.exposed))])
+    means = np.reshape(every, (1 + 2 * len(own.collectives), -1)).mean(1).tolist()
+    rows = zip(own.collectives, means[1::2], means[2::2], strict=True)
+    return StepTimes(means[0], [each._replace(seconds=seconds, exposed=exposed) for each, seconds, exposed in rows])
 
 
 class CollectiveWatch:

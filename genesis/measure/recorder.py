@@ -45,7 +45,7 @@ class Frame:
         parent: the enclosing frame.
         shapes: an op's inputs and outputs.
         lines: the Python calls that led to an op, innermost first, if they were requested; the line of a wait.
-        flops: an op's FLOPs by its cost, if they were requested.
+        flops, nbytes: an op's work by its cost, if it was requested.
     """
 
     level: Level
@@ -58,7 +58,8 @@ class Frame:
     parent: Frame | None = None
     shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
     lines: tuple[str, ...] = ()
-    flops: float = 0.0
+    flops: int = 0
+    nbytes: int = 0
 
 
 class Nvtx:
@@ -96,7 +97,7 @@ class Recorder:
         model: its modules are named by their path; modules of other models are prefixed by the model's class.
         ranges: another profiler that shows the frames.
         ambient: the phase of work before the first marked one.
-        has_flops: records each op's FLOPs.
+        has_costs: records each op's bytes and FLOPs.
         outermost: records the Python calls that led to each op, up to this frame of Python.
 
     Attributes:
@@ -110,13 +111,13 @@ class Recorder:
         ranges: Nvtx | None = None,
         *,
         ambient: str = "data",
-        has_flops: bool = False,
+        has_costs: bool = False,
         outermost: FrameType | None = None,
     ) -> None:
         self.root = "" if model is None else type(model).__name__
         self.frames: list[Frame] = []
         self.ambient = self._first = ambient
-        self._ranges, self._has_flops, self._outermost = ranges, has_flops, outermost
+        self._ranges, self._has_costs, self._outermost = ranges, has_costs, outermost
         self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
         self._paths: dict[int, str] = {}  # of modules, by id
         self._known: list[Module] = []  # keeps those ids from being reused
@@ -268,8 +269,9 @@ class Recorder:
         frame.shapes = _shapes(inputs), _shapes(outputs)
         if self._outermost is not None:
             frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self._outermost)])
-        if self._has_flops:
-            frame.flops = float(op.cost(inputs, outputs, attrs).flops)
+        if self._has_costs:
+            cost = op.cost(inputs, outputs, attrs)
+            frame.flops, frame.nbytes = cost.flops, cost.bytes
 
 
 def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:

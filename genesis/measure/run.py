@@ -6,6 +6,7 @@ The rows of each of those tables add up to the step. Unwatched steps show what w
 from __future__ import annotations
 
 import gc
+import math
 import os
 import statistics
 import time
@@ -15,10 +16,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, Device
 from genesis.distributed.group import Alone, Group
-from genesis.measure.limits import wait_for
+from genesis.measure.limits import Limits, wait_for
 from genesis.measure.memory import Category, Timeline, Track, timeline
 from genesis.measure.record import Column, Table, format_seconds, format_share, table
 from genesis.measure.recorder import NOTHING, Key, Nvtx, Recorder, aggregated, by_key, decorated
@@ -28,6 +30,7 @@ from genesis.nn import Module
 COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # methods of a group that a step calls
 PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
 MOST = 12  # rows of a table that people are shown
+UNTIL_CAPTURED = 4  # steps on a GPU: two are eager, one is captured, one is replayed
 
 
 @dataclass(frozen=True)
@@ -67,24 +70,38 @@ class Recorded:
     notes: list[str] = field(default_factory=list)
 
 
+def step_seconds(subject: Subject, begin: Callable[[], None] = lambda: None) -> float:
+    """Wall time of a step that all ranks begin together, after `begin`."""
+    wait = wait_for(subject.device)
+    wait()
+    subject.begin()
+    begin()
+    started = time.perf_counter()
+    subject.take(subject.batches())
+    subject.launched()  # before the wait, which never ends where another rank is gone
+    wait()
+    return time.perf_counter() - started
+
+
 def plain_steps(subject: Subject, count: int, warm_up: int) -> list[float]:
     """Seconds of each of `count` steps after `warm_up` others."""
-    wait, seconds = wait_for(subject.device), []
+    seconds = []
     for _ in range(warm_up + count):
-        wait()
-        subject.begin()
-        started = time.perf_counter()
-        subject.take(subject.batches())
-        subject.launched()
-        wait()
-        seconds.append(time.perf_counter() - started)
+        seconds.append(step_seconds(subject))
         subject.settle()
     return seconds[warm_up:]
 
 
+def free_graphs(device: Device) -> None:
+    """Free the memory of CUDA graphs that nothing uses any more; they refer to themselves."""
+    gc.collect()
+    if device != CPU:
+        cuda.empty_cache(device)
+
+
 def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Nvtx | None = None) -> list[Recording]:
     """Recordings of `count` steps after `warm_up` others."""
-    session = Session(Recorder(subject.model, ranges), subject.device, launched=subject.launched)
+    session = Session(Recorder(subject.model, ranges, has_costs=True), subject.device, launched=subject.launched)
     return _recorded(subject, session, count, warm_up)
 
 
@@ -144,10 +161,14 @@ Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of 
 
 
 class Sums:
-    """A mean recorded step. On a GPU its time runs from the first kernel's start to the last one's end."""
+    """A mean recorded step. On a GPU its time runs from the first kernel's start to the last one's end.
 
-    def __init__(self, recorded: Recorded, on_gpu: bool) -> None:
-        self.mode, self.steps, self.on_gpu = recorded.mode, recorded.steps, on_gpu
+    Args:
+        limits: compares the times of ops with the least that their bytes and FLOPs take.
+    """
+
+    def __init__(self, recorded: Recorded, on_gpu: bool, limits: Limits | None = None) -> None:
+        self.mode, self.steps, self.on_gpu, self._limits = recorded.mode, recorded.steps, on_gpu, limits
         self.measure, self.count = "gpu" if on_gpu else "wall", len(recorded.steps)
         self.entries = list[tuple[Key, float, float]]()
         for step in self.steps:
@@ -181,22 +202,39 @@ class Sums:
         entries: list[Entry] = [((name(key),), seconds, host, 0) for key, seconds, host in self.entries]
         return self.rows([*entries, *(((each,), 0.0, 0.0, 1) for each in calls)], "name")
 
+    def phases(self) -> list[dict[str, Any]]:
+        """Rows of phases, in the order of a step."""
+        rows = self.parts(lambda key: key.phase)
+        return sorted(rows, key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
+
+    def ops(self) -> list[dict[str, Any]]:
+        """Rows of ops, the longest first."""
+        if self.mode == "captured" and self.on_gpu:  # a graph calls no ops, but it has their kernels
+            calls = [(k.op, k.frame) for step in self.steps for k in step.kernels if k.is_first]
+        else:
+            calls = [(frame.name, frame) for step in self.steps for frame in step.frames if frame.level == "op"]
+        rows = self.parts(lambda key: key.op, (op for op, _ in calls))
+        if (limits := self._limits) is not None:
+            least = defaultdict[str, list[float]](lambda: [0.0, 0.0])  # seconds by bytes, and by FLOPs
+            for op, frame in calls:
+                least[op][0] += frame.nbytes / limits.bytes_per_second / self.count
+                least[op][1] += frame.flops / (limits.flops_per_second or math.inf) / self.count
+            for row in (row for row in rows if row["seconds"] and row["name"] in least):
+                moved, computed = least[row["name"]]
+                rates = {"bandwidth": moved / row["seconds"] or None, "compute": computed / row["seconds"] or None}
+                row.update(rates, above=max(row["seconds"] - max(moved, computed), 0.0))
+        return rows
+
     def tables(self) -> dict[str, list[dict[str, Any]]]:
         """The rows of each table."""
-        phases = self.parts(lambda key: key.phase)
-        phases.sort(key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
         kernels = [(kernel.op, kernel) for step in self.steps for kernel in step.kernels]
-        if self.mode == "captured" and self.on_gpu:  # a graph calls no ops, but it has their kernels
-            calls = [op for op, _ in kernels]
-        else:
-            calls = [frame.name for step in self.steps for frame in step.frames if frame.level == "op"]
         timed = [((op, kernel.name), kernel.seconds, 0.0, 1) for op, kernel in kernels if not kernel.is_concurrent]
         here, waits = os.getcwd() + os.sep, [wait for step in self.steps for wait in step.waits]
         lines = [((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0, 1) for wait in waits]
         return {
-            "phases": phases,
+            "phases": self.phases(),
             "modules": self.parts(lambda key: aggregated(key.module)),
-            "ops": self.parts(lambda key: key.op, calls),
+            "ops": self.ops(),
             **({"kernels": self.rows(timed, "op", "kernel")} if self.on_gpu else {}),
             "waits": self.rows(lines, "what", "line"),
         }
@@ -260,17 +298,21 @@ def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
         notes = [] if rows["waits"] else ["The host waits for nothing, and reads no values."]
         notes += [*_notes(each, sums[0], rows["ops"]), *source.notes]
         for name, found in rows.items():
-            columns, title = COLUMNS.get(name) or _columns(name[:-1], on_gpu), f"{name} of the {each.mode} step"
+            columns, title = COLUMNS.get(name) or part_columns(name[:-1], on_gpu), f"{name} of the {each.mode} step"
             last = notes if name == "waits" else []
             yield table(f"{each.mode}-{name}", title, columns, found, most=MOST, notes=last)
 
 
-def _columns(name: str, on_gpu: bool) -> Sequence[Column]:
+def part_columns(name: str, on_gpu: bool) -> Sequence[Column]:
+    """The columns of a table that divides a step."""
     wall = Column("seconds", "wall", "s", "Wall time in a step.")
     return (
         Column("name", name, "text", "A star is a layer number; brackets: not an op or a module."),
         *(CALLS, SECONDS if on_gpu else wall, SHARE),
         Column("cpu_seconds", "host", "s", "Time on the host.", hidden=not on_gpu),
+        Column("bandwidth", "of a copy", "share", "Of the rate of a copy."),
+        Column("compute", "of a matmul", "share", "Of the rate of a matmul."),
+        Column("above", "above", "s", "Time beyond what its bytes or FLOPs need at the limits."),
     )
 
 

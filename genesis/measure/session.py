@@ -31,6 +31,7 @@ class Kernel(NamedTuple):
         frame: the host's frame at the launch; for a kernel in a graph, at the capture.
         outside: the op it counts for where no op launched it: a copy, or a graph captured before the profile.
         is_concurrent: it ran on another stream than the step.
+        is_first: it is the first one of its op's call.
         start, end: seconds since the first mark of the step.
     """
 
@@ -40,6 +41,7 @@ class Kernel(NamedTuple):
     outside: str = OUTSIDE
     is_concurrent: bool = False
     in_graph: bool = False
+    is_first: bool = True
     start: float = 0.0
     end: float = 0.0
 
@@ -159,7 +161,9 @@ class Marks:
             yield
         driver.record_time(after, stream)
         is_concurrent = not in_graph and stream != self._main
-        into.append(_Mark(Kernel(name, self._current(), grid, outside, is_concurrent, in_graph), before, after))
+        frame = self._current()
+        is_first = frame.level != "op" or not into or into[-1].kernel.frame is not frame
+        into.append(_Mark(Kernel(name, frame, grid, outside, is_concurrent, in_graph, is_first), before, after))
 
     @contextmanager
     def watching(self) -> Iterator[None]:

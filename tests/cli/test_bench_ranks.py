@@ -13,9 +13,11 @@ from unittest import mock
 
 import pytest
 
+from genesis.backend import CPU
 from genesis.errors import OutOfMemoryError
 from genesis.measure.collectives import Collective, StepTimes
 from genesis.measure.record import Failure
+from genesis.measure.run import Subject
 from genesis.measure.timing import Plan, summarize
 from genesis.tensor import Tensor
 from genesis.train.ranks import ALONE, Ranks
@@ -139,8 +141,9 @@ class _Two(Ranks):
 
 def test_ranks_take_as_many_steps() -> None:
     """Each rank ends by the times that all have exchanged, whatever its own clock says."""
-    ranks, take = _Two(), mock.Mock(side_effect=lambda: time.sleep(1e-3))
-    step, by_rank = timed(take, lambda: None, ranks, Plan(precision=0.0, seconds=0.1, warm_up=0.0, most_calls=1))
+    ranks, take = _Two(), mock.Mock(side_effect=lambda batches: time.sleep(1e-3))
+    subject = Subject(mock.Mock(), CPU, tuple, take, lambda: None, (), dict, begin=lambda: ranks.barrier("a step"))
+    step, by_rank = timed(subject, ranks, Plan(precision=0.0, seconds=0.1, warm_up=0.0, most_calls=1))
     assert step.samples + step.outliers + 1 == ranks.waits == take.call_count <= 51
     assert by_rank[1] == 2 * by_rank[0] > 2e-3 and step.seconds == pytest.approx(by_rank[1], rel=0.5)
 

@@ -7,6 +7,7 @@ comm stream first all collectives are done before the step would wait for them, 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from genesis.measure.collectives import (
     bus_factor,
     collectives_of,
     medians,
+    timed_collectives,
 )
 from genesis.optim import AdamW
 from genesis.optim.optimizer import Optimizer
 from genesis.train.captured import Captured
 from genesis.train.ranks import Ranks
-from genesis_cli.session.bench_steps import new_state, taking, timed_collectives
+from genesis_cli.session.bench_steps import captured_steps, new_state
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
 from tests.cuda.fresh import forget_backends
@@ -106,7 +108,8 @@ def _of_model(ranks: Ranks) -> tuple[StepTimes, Optimizer]:
     model = build(ModelConfig.from_dict(MODEL), seed=0, device="cuda", dtype="bfloat16")
     model.train()
     state = new_state(model, 1, 8, ranks)
-    return timed_collectives(state, CUDA, lambda: taking(state, CUDA, []), 2), state.optimizer
+    captured = partial(captured_steps, state, CUDA, [])
+    return timed_collectives(state.optimizer, ranks.group, captured, 2, ranks.in_turn), state.optimizer
 
 
 def _of_parameters(ranks: Ranks) -> tuple[StepTimes, Optimizer]:

@@ -35,13 +35,11 @@ from genesis_cli.session.bench_model import (
 )
 from genesis_cli.session.bench_steps import (
     Memory,
-    Parts,
     RandomTokens,
     Request,
     Settings,
     cache_bytes,
     generated,
-    ops_table,
     step_flops,
     trained_model,
     weight_bytes,
@@ -70,16 +68,12 @@ def asked(cases: Any, settings: Settings = PLAIN, device: Device = CPU, **more: 
     return Request(CONFIG, list(cases), device, settings, **more)
 
 
-def op(name: str, calls: int, seconds: float, share: float) -> dict[str, Any]:
-    return {"op": name, "calls": calls, "seconds": seconds, "share": share, "above": seconds / 2}
-
-
 def made_case(batch: int, length: int, seconds: float) -> Case:
     """A case whose step takes so long, a quarter of it each in forward and the optimizer."""
     phases = {"forward": seconds / 4, "backward": seconds / 2, "optimizer": seconds / 4}
-    parts = Parts(seconds, phases, [op("matmul", 2, seconds / 2, 0.5)])
+    ops = [{"name": "matmul", "calls": 2, "seconds": seconds / 2, "share": 0.5, "above": seconds / 4}]
     memory, flops = Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20), step_flops(CONFIG, batch, length)
-    return Case(batch, length, summarize([seconds] * 10), [seconds], [memory], flops, limits(), parts)
+    return Case(batch, length, summarize([seconds] * 10), [seconds], [memory], flops, limits(), phases, ops)
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -134,15 +128,12 @@ def test_rates_follow_from_the_step(cases: list[Case]) -> None:
 
 def test_phases_and_ops_add_up_to_the_step(cases: list[Case]) -> None:
     for case in cases:
-        parts = case.parts
-        assert parts is not None
-        assert set(parts.phases) >= {"forward", "backward", "optimizer"}
-        assert sum(parts.phases.values()) == pytest.approx(parts.seconds)
-        assert 0 < sum(op["seconds"] for op in parts.ops) <= parts.seconds
-        assert 0 < sum(case.phases[name] for name in model.PHASES) <= case.step.seconds * 1.0001
-        calls = {op["op"]: op["calls"] for op in parts.ops}
+        assert set(case.phases) >= {"forward", "backward", "optimizer"}
+        assert sum(case.phases.values()) == pytest.approx(case.step.seconds)
+        assert sum(op["share"] for op in case.ops) == pytest.approx(1)
+        calls = {op["name"]: op["calls"] for op in case.ops}
         assert calls["embedding"] == calls["linear_cross_entropy"] == calls["total_norm"] == 1
-        assert all(op["bandwidth"] > 0 for op in parts.ops if op["op"] in ("linear_cross_entropy", "adamw_step"))
+        assert all(op["bandwidth"] > 0 for op in case.ops if op["name"] in ("linear_cross_entropy", "adamw_step"))
 
 
 def test_memory_is_counted(cases: list[Case]) -> None:
@@ -179,19 +170,18 @@ def test_steps_on_cuda_are_captured() -> None:
     (case,) = bench_model(Request(tiny, [(1, 8)], GPU, PLAIN), limits(GPU))
     assert isinstance(case, Case), case
     assert case.notes == [] and case.memory[0].rest > 0
-    # The times of ops stand in the graph, which holds one step, and together make it up.
-    assert case.parts is not None
-    calls = {op["op"]: op["calls"] for op in case.parts.ops}
+    calls = {op["name"]: op["calls"] for op in case.ops}
     assert calls["linear_cross_entropy"] == calls["attention_packed"] == calls["clip_factor"] == 1
-    assert 0 < sum(op["seconds"] for op in case.parts.ops) <= case.parts.seconds * 1.0001
+    assert sum(op["share"] for op in case.ops) == pytest.approx(1)
+    assert all(op["above"] >= 0 for op in case.ops if op["name"] in ("linear_cross_entropy", "adamw_step"))
     assert all(case.phases[name] > 0 for name in model.PHASES)
 
 
 def test_parts_that_cannot_be_recorded_are_a_note() -> None:
-    with mock.patch.object(steps, "recorded_parts", side_effect=OutOfMemoryError("no room for events")):
+    with mock.patch.object(model, "recorded_steps", side_effect=OutOfMemoryError("no room for events")):
         (case,) = bench_model(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
-    assert (case.parts, case.notes) == (None, ["no phases and ops: no room for events"])
+    assert (case.ops, case.notes) == ([], ["no phases and ops: no room for events"])
     noisy = replace(made_case(2, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
     shown = step_tables([case, noisy, made_case(1, 8, 1.0)])[0]
     assert shown.rows[0]["forward"] is None and shown.notes == case.notes
@@ -206,13 +196,6 @@ def test_growth_compares_the_time_of_a_token() -> None:
     found = growths([made_case(*case, seconds) for case, seconds in times.items()])
     rows = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found]
     assert rows == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
-
-
-def test_other_ops_are_added_up() -> None:
-    rows = ops_table(Parts(2.0, {}, [op(f"op{i}", i, 0.1, 0.05) for i in range(15)]), "").rows
-    assert [row["op"] for row in rows[-2:]] == ["other ops (3)", "between ops"]
-    assert (rows[-2]["calls"], rows[-2]["seconds"]) == (12 + 13 + 14, pytest.approx(0.3))
-    assert sum(float(str(row["share"])) for row in rows) == pytest.approx(12 * 0.05 + (0.3 + 0.5) / 2.0)
 
 
 # --- Beside torch -----------------------------------------------------------------------------------------------------
