@@ -107,6 +107,11 @@ class Array:
         return f"Array(shape={self.shape}, strides={self.strides}, dtype={self.dtype}, device={self.device})"
 
 
+def constant(x: Array) -> Array:
+    """Return x without the history that a second backward pass gives to arrays; see `genesis.autograd.double`."""
+    return x if type(x) is Array else Array(x.storage, x.shape, x.strides, x.dtype, x.device, x.offset)
+
+
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
     """Return a contiguous array with undefined contents."""
     shape = tuple(shape)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, Literal, NamedTuple, Protocol
 
 from genesis.array import Array, Spec, empty
@@ -172,6 +173,8 @@ class Op:
             activation and sums inside compute in fp32 and round once); "fp32": ops that need range or sums; "widest":
             the widest dtype of the inputs; empty: inputs stay unchanged.
         autocast_inputs: number of leading inputs that `autocast` casts; None for all.
+        plain: `plain(*inputs, **attrs)` computes the outputs of an op without vjp by other ops on arrays. A second
+            backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
             equivalent, or if `genesis.measure.torch_ops` has a call of another form.
     """
@@ -197,6 +200,7 @@ class Op:
     module: str = ""
     autocast: Literal["", "low_precision", "fp32", "widest"] = ""
     autocast_inputs: int | None = None
+    plain: Callable[..., Any] | None = None
     torch: str = ""
 
     def __post_init__(self) -> None:
@@ -290,6 +294,40 @@ def through(name: str) -> Vjp:
     return vjp
 
 
+class Tracer(Protocol):
+    """Runs every op that its thread executes on arrays, while `tracing` is active.
+
+    The tape of a second backward pass is one (`genesis.autograd.double`); a compiler can be another.
+    """
+
+    def call(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out) -> tuple[Array, ...]:
+        """Return the outputs, as `execute` does. Ops that run inside the call are not traced."""
+        ...
+
+
+_tracers: dict[int, Tracer] = {}  # by thread
+
+
+@contextmanager
+def tracing(tracer: Tracer | None) -> Iterator[None]:
+    """Let `tracer` run the ops of this thread inside the block; None suspends tracing."""
+    thread = get_ident()
+    outer = _tracers.pop(thread, None)
+    if tracer is not None:
+        _tracers[thread] = tracer
+    try:
+        yield
+    finally:
+        _tracers.pop(thread, None)
+        if outer is not None:
+            _tracers[thread] = outer
+
+
+def current_tracer() -> Tracer | None:
+    """The tracer of this thread; None inside its own calls and without one."""
+    return _tracers.get(get_ident()) if _tracers else None
+
+
 Observer = Callable[[Op, tuple[Any, ...], tuple[Array, ...], dict[str, Any], float], None]
 _observers: list[Observer] = []
 _beginnings: list[Callable[[Op], None]] = []
@@ -326,6 +364,9 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
 
     Adds the op's name to errors about shapes, dtypes and indices that lack it. `out` is as in a call of the op.
     """
+    if _tracers and (tracer := _tracers.get(get_ident())) is not None:
+        with tracing(None):
+            return tracer.call(op, inputs, attrs, out)
     # Merge adjacent operands.
     if op.join is not None:
         inputs, attrs = op.join(inputs, attrs)

@@ -15,7 +15,7 @@ import numpy as np
 from genesis.array import Array
 from genesis.autograd.engine import backward as tape_backward
 from genesis.autograd.graph import HookHandle
-from genesis.autograd.record import TensorBase
+from genesis.autograd.record import TensorBase, as_gradient, as_tensor
 from genesis.backend import Device
 from genesis.dtypes import DType, default_dtype, float32, float64
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
@@ -297,10 +297,14 @@ class Tensor(Methods, TensorBase, concrete=True):
         self.take_memory(value.array)
 
     def backward(
-        self, gradient: Tensor | None = None, retain_graph: builtins.bool = False, create_graph: builtins.bool = False
+        self,
+        gradient: Tensor | None = None,
+        retain_graph: builtins.bool | None = None,
+        create_graph: builtins.bool = False,
+        inputs: Any = None,
     ) -> None:
-        """Accumulate gradients into the leaves; see `genesis.autograd.engine`."""
-        tape_backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph)
+        """Accumulate gradients into the leaves, or into `inputs` only; see `genesis.autograd.backward`."""
+        tape_backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> HookHandle:
         """Call `hook(grad)` when this tensor's gradient is complete; a returned tensor replaces the gradient.
@@ -312,13 +316,13 @@ class Tensor(Methods, TensorBase, concrete=True):
             raise GradientError("register_hook() needs a tensor that requires a gradient")
 
         def on_array(grad: Array) -> Array | None:
-            replaced = hook(Tensor(grad))
+            replaced = hook(as_tensor(grad))
             if replaced is not None and not isinstance(replaced, TensorBase):
-                raise GradientError(
+                raise UsageError(
                     f"a hook on a gradient returned a value of type {type(replaced).__name__}",
                     next="return a tensor, or None to keep the gradient",
                 )
-            return None if replaced is None else replaced.array
+            return None if replaced is None else as_gradient(replaced)
 
         entry = (edge.output, on_array)
         edge.node.hooks.append(entry)

@@ -4,7 +4,7 @@ from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_
 from genesis.autograd.checkpoint import checkpoint
 from genesis.autograd.engine import backward, grad
 from genesis.autograd.function import Function, FunctionContext
-from genesis.autograd.gradcheck import gradcheck, jacobians
+from genesis.autograd.gradcheck import gradcheck, gradgradcheck, jacobians
 from genesis.autograd.modes import (
     detect_anomaly,
     enable_grad,
@@ -30,6 +30,7 @@ __all__ = [
     "get_autocast_dtype",
     "grad",
     "gradcheck",
+    "gradgradcheck",
     "inference_mode",
     "is_autocast_enabled",
     "is_grad_enabled",
@@ -43,6 +44,6 @@ check_calls(
     globals(),
     (
         "FunctionContext", "TensorBase", "autocast", "backward", "get_autocast_dtype", "grad", "gradcheck",
-        "is_autocast_enabled", "is_grad_enabled", "jacobians", "set_grad_enabled",
+        "gradgradcheck",        "is_autocast_enabled", "is_grad_enabled", "jacobians", "set_grad_enabled",
     ),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ import numpy as np
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import BaseNode, Edge, is_same_window, tape_watches
-from genesis.autograd.modes import is_anomaly_enabled, no_grad
-from genesis.autograd.record import AccumulateNode, TensorBase
-from genesis.errors import GradientError, NumericError, ShapeError
-from genesis.op import Accumulated, GradientLease, registry
+from genesis.autograd.modes import enable_grad, is_anomaly_enabled, no_grad
+from genesis.autograd.record import AccumulateNode, TensorBase, apply, as_tensor, taped
+from genesis.errors import GradientError, NumericError, ShapeError, UsageError
+from genesis.op import Accumulated, GradientLease, registry, tracing
 
 units: weakref.WeakSet[Array] = weakref.WeakSet()  # gradients of 1 with which passes start at a scalar loss
 
@@ -209,8 +209,24 @@ class _Step:
                 del self.current.leases[edge.node]
 
 
+def _begin(
+    retain_graph: bool, to_leaves: bool, create_graph: bool
+) -> tuple[BackwardPass, AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return a pass, the context that traces its ops, and the mode in which hooks and custom functions run."""
+    if not create_graph:
+        return BackwardPass(retain_graph, to_leaves), nullcontext(), no_grad()
+    from genesis.autograd.double import RecordedPass
+
+    recorded = RecordedPass(retain_graph, to_leaves)
+    return recorded, tracing(recorded.tape), enable_grad()
+
+
 def run_backward(
-    roots: Sequence[tuple[Edge, Array]], *, retain_graph: bool = False, capture: Sequence[Edge] | None = None
+    roots: Sequence[tuple[Edge, Array]],
+    *,
+    retain_graph: bool = False,
+    capture: Sequence[Edge] | None = None,
+    create_graph: bool = False,
 ) -> list[Array | None]:
     """Run backward from `roots` to the leaves, or to the edges in `capture`.
 
@@ -218,13 +234,14 @@ def run_backward(
         roots: edges, each with the gradient that enters it.
         retain_graph: keep what nodes saved, for another pass.
         capture: edges whose gradients are returned, None for an edge without one. Leaves then accumulate nothing.
+        create_graph: record the pass, so that its gradients have gradients; see double.py.
     """
     # Hooks and custom functions compute in the types of their arguments.
     no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
-    with no_grad(), no_autocast, tape_watches[0].runs_backward() if tape_watches else nullcontext():
+    current, trace, recording = _begin(retain_graph, capture is None, create_graph)
+    with recording, no_autocast, trace, tape_watches[0].runs_backward() if tape_watches else nullcontext():
         # Count consumers, seed the roots, and find the nodes that the captured edges depend on.
         waiting = _consumers([edge for edge, _ in roots])
-        current = BackwardPass(retain_graph, to_leaves=capture is None)
         for edge, grad in roots:
             current.add(edge, grad)
         wanted = {edge: i for i, edge in enumerate(capture or ())}
@@ -287,7 +304,7 @@ def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
 # --- What users call --------------------------------------------------------------------------------------------------
 
 
-def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]:
+def _seed(tensor: TensorBase, gradient: TensorBase | None, create_graph: bool) -> tuple[Edge, Array]:
     """The edge of an output and the gradient that enters it."""
     edge, array = tensor.edge(), tensor.array
     if edge is None:
@@ -304,9 +321,15 @@ def _seed(tensor: TensorBase, gradient: TensorBase | None) -> tuple[Edge, Array]
         registry["fill"](out=ones, value=1, shape=array.shape, dtype=array.dtype)
         units.add(ones)
         return edge, ones
+    if gradient.array.shape != array.shape:
+        raise ShapeError(f"the gradient has shape {gradient.array.shape}, and the tensor has shape {array.shape}")
+    if create_graph and gradient.requires_grad:
+        if gradient.array.dtype is not array.dtype:
+            gradient = apply(registry["cast"], gradient, dtype=array.dtype)
+        source = gradient.edge()
+        assert source is not None
+        return edge, taped(gradient.array, source, None)
     seed = gradient.array
-    if seed.shape != array.shape:
-        raise ShapeError(f"the gradient has shape {seed.shape}, and the tensor has shape {array.shape}")
     return edge, seed if seed.dtype is array.dtype else registry["cast"](seed, dtype=array.dtype)
 
 
@@ -316,67 +339,130 @@ def _as_list(role: str, tensors: Any, optional: bool = False) -> list[Any]:
     listed = list(tensors) if isinstance(tensors, Iterable) else [tensors]
     for each in listed:
         if not (isinstance(each, TensorBase) or (optional and each is None)):
-            raise GradientError(f"{role} is a value of type {type(each).__name__}", next="pass tensors")
+            what = f"{role} is a value of type {type(each).__name__}"
+            raise UsageError(what, next="pass tensors")
     return listed
 
 
 def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_graph: bool) -> list[tuple[Edge, Array]]:
-    if create_graph:
-        raise GradientError("create_graph is not supported: gradients are not themselves differentiable")
     outputs = _as_list("an output", tensors)
     seeds = [None] if gradients is None else _as_list("a gradient", gradients, optional=True)
     if len(seeds) == 1 and seeds[0] is None:
         seeds *= len(outputs)
     if len(seeds) != len(outputs):
         raise GradientError(f"got {len(outputs)} tensors and {len(seeds)} gradients", next="pass one per tensor")
-    return [_seed(t, g) for t, g in zip(outputs, seeds, strict=True)]
+    return [_seed(t, g, create_graph) for t, g in zip(outputs, seeds, strict=True)]
 
 
 def backward(
     tensors: TensorBase | Sequence[TensorBase],
-    gradient: TensorBase | Sequence[TensorBase | None] | None = None,
-    *,
-    retain_graph: bool = False,
+    grad_tensors: TensorBase | Sequence[TensorBase | None] | None = None,
+    retain_graph: bool | None = None,
     create_graph: bool = False,
+    grad_variables: TensorBase | Sequence[TensorBase | None] | None = None,
+    inputs: TensorBase | Sequence[TensorBase] | None = None,
 ) -> None:
     """Accumulate the gradient of one tensor or several into `.grad` of the leaves they depend on.
 
     Args:
-        gradient: gradient that enters each tensor; optional for one-element tensors.
-        retain_graph: keep the recorded graph for another pass.
-        create_graph: not supported.
+        grad_tensors: gradient that enters each tensor; optional for one-element tensors.
+        retain_graph: keep the recorded graph for another pass; by default, if `create_graph` is set.
+        create_graph: record the pass, so that the gradients can be differentiated.
+        grad_variables: older name of `grad_tensors`.
+        inputs: accumulate only into these tensors; by default into all leaves.
 
     Raises:
-        GradientError: if a tensor does not require a gradient, the graph was released, or `create_graph` is set.
+        GradientError: if a tensor does not require a gradient, or the graph was released.
     """
-    run_backward(_roots(tensors, gradient, create_graph), retain_graph=retain_graph)
+    if grad_variables is not None:
+        if grad_tensors is not None:
+            raise UsageError("backward() got grad_tensors and grad_variables", next="pass grad_tensors only")
+        grad_tensors = grad_variables
+    keeps = create_graph if retain_graph is None else retain_graph
+    roots = _roots(tensors, grad_tensors, create_graph)
+    if inputs is None:
+        run_backward(roots, retain_graph=keeps, create_graph=create_graph)
+        return
+    wanted = _as_list("an input", inputs)
+    if not wanted:
+        raise GradientError("backward() got an empty list of inputs", next="leave inputs= out, or name some tensors")
+    edges = list(dict.fromkeys(_wanted_edges(wanted)))
+    grads = dict(
+        zip(edges, run_backward(roots, retain_graph=keeps, capture=edges, create_graph=create_graph), strict=True)
+    )
+    for tensor in dict.fromkeys(wanted):
+        grad = grads[tensor.edge()]
+        if grad is not None and create_graph:
+            tensor.grad = (
+                as_tensor(grad) if tensor.grad is None else apply(registry["add"], tensor.grad, as_tensor(grad))
+            )
+        elif grad is not None:
+            tensor.accumulate_grad(grad)
+
+
+def _wanted_edges(tensors: Sequence[TensorBase]) -> list[Edge]:
+    edges = [t.edge() for t in tensors]
+    present = [e for e in edges if e is not None]
+    if len(present) != len(edges):
+        raise GradientError(
+            "grad() on an input that does not require a gradient", next="call requires_grad_() on it first"
+        )
+    return present
 
 
 def grad(
     outputs: TensorBase | Sequence[TensorBase],
     inputs: TensorBase | Sequence[TensorBase],
     grad_outputs: TensorBase | Sequence[TensorBase | None] | None = None,
-    *,
-    retain_graph: bool = False,
+    retain_graph: bool | None = None,
     create_graph: bool = False,
-    allow_unused: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
     """Return the gradients of `outputs` with respect to `inputs`, without changing any `.grad`.
 
+    Args:
+        grad_outputs: gradient that enters each output; optional for one-element outputs.
+        retain_graph: keep the recorded graph for another pass; by default, if `create_graph` is set.
+        create_graph: record the pass, so that the gradients can be differentiated.
+        only_inputs: must be True.
+        allow_unused: return None for an input that the outputs do not use; by default the value of
+            `materialize_grads`.
+        is_grads_batched: must be False, because there is no `vmap`.
+        materialize_grads: return zeros instead of None.
+
     Raises:
         GradientError: if an input does not require a gradient, or is unused and `allow_unused` is not set.
+
+    Example:
+        >>> x = genesis.tensor(3.0, requires_grad=True)
+        >>> (slope,) = genesis.autograd.grad(x**3, x, create_graph=True)
+        >>> genesis.autograd.grad(slope, x)[0].item()
+        18.0
     """
+    if is_grads_batched:
+        raise UsageError("grad() takes no batch of gradients", next="call it once per gradient, with retain_graph=True")
+    if not only_inputs:
+        raise UsageError("grad() computes gradients of its inputs only", next="use backward() for all leaves")
+    if materialize_grads and allow_unused is False:
+        raise UsageError("materialize_grads=True needs unused inputs to be allowed", next="leave allow_unused out")
     wanted = _as_list("an input", inputs)
-    edges = [t.edge() for t in wanted]
-    present = [e for e in edges if e is not None]
-    if len(present) != len(edges):
-        raise GradientError(
-            "grad() on an input that does not require a gradient", next="call requires_grad_() on it first"
-        )
+    present = _wanted_edges(wanted)
     roots = _roots(outputs, grad_outputs, create_graph)
     unique = list(dict.fromkeys(present))
-    by_edge = dict(zip(unique, run_backward(roots, retain_graph=retain_graph, capture=unique), strict=True))
+    keeps = create_graph if retain_graph is None else retain_graph
+    found = run_backward(roots, retain_graph=keeps, capture=unique, create_graph=create_graph)
+    by_edge = dict(zip(unique, found, strict=True))
     result = tuple(by_edge[e] for e in present)
-    if not allow_unused and any(g is None for g in result):
+    if not (allow_unused or materialize_grads) and any(g is None for g in result):
         raise GradientError("the outputs of grad() do not use one of its inputs", next="pass allow_unused=True")
-    return tuple(None if g is None else TensorBase.wrap(g) for g in result)
+    return tuple(
+        as_tensor(g) if g is not None else _zeros_like(t.array) if materialize_grads else None
+        for g, t in zip(result, wanted, strict=True)
+    )
+
+
+def _zeros_like(a: Array) -> Any:
+    return as_tensor(registry["fill"](value=0, shape=a.shape, dtype=a.dtype, device=a.device))

@@ -148,7 +148,9 @@ class Node(BaseNode):
         BaseNode.__init__(self, op.name, edges, specs)
         self.op, self.saved, self.recompute = op, saved, recompute
 
-    def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
+    def apply(
+        self, grads: list[Array | None], step: BackwardStep, prepare: Callable[[Node, Context], Context] | None = None
+    ) -> Sequence[Array | None]:
         if not self.edges:  # an op without inputs overwrote a tensor, so earlier history has no gradient
             return ()
         if self.saved is None and self.recompute is not None:
@@ -157,6 +159,8 @@ class Node(BaseNode):
             raise self.released()
         context = self.saved.checked(self.name)
         step.leases = context.leases
+        if prepare is not None:
+            context = prepare(self, context)
         input_grads = self.op.gradient(context.during(step), *grads)
         assert len(input_grads) == len(self.edges), (
             f"{self.name}: {len(input_grads)} gradients for {len(self.edges)} inputs"

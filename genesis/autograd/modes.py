@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from genesis.backend import mode
+from genesis.backend import mode as anomaly_state
 from genesis.errors import DTypeError
 from genesis.keywords import refuse_unknown
 
@@ -23,7 +24,7 @@ def is_grad_enabled() -> bool:
 
 def is_anomaly_enabled() -> bool:
     """Whether backward checks every gradient for NaN in this thread."""
-    return mode.anomaly
+    return mode.anomaly and mode.check_nan
 
 
 class Switch:
@@ -177,12 +178,36 @@ class inference_mode(Bare):  # noqa: N801
 
 
 class detect_anomaly(Bare):  # noqa: N801
-    """Stop backward at the first op that produces a NaN. The error names the op and the line of its forward call."""
+    """Stop backward at the first op that produces a NaN. The error names the op and the line of its forward call.
+
+    With `check_nan=False`, only the lines are recorded, for other errors of backward.
+    """
 
     field = "anomaly"
 
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__(_as_bool("detect_anomaly", mode))
+    def __init__(self, check_nan: bool = True) -> None:
+        self.check_nan = _as_bool("detect_anomaly", check_nan)
+        super().__init__(True)
+
+    def __enter__(self) -> None:
+        self._outer.append((mode.anomaly, mode.check_nan))
+        mode.anomaly, mode.check_nan = self.value, self.check_nan
+
+    def __exit__(self, *error: object) -> None:
+        mode.anomaly, mode.check_nan = self._outer.pop()
+
+
+class set_detect_anomaly(detect_anomaly):  # noqa: N801
+    """Set anomaly detection to `mode` from the call on, or until the end of the block; see `detect_anomaly`."""
+
+    def __init__(self, mode: bool, check_nan: bool = True) -> None:
+        super().__init__(check_nan)
+        self.value = _as_bool("set_detect_anomaly", mode)
+        self._outer.append((anomaly_state.anomaly, anomaly_state.check_nan))
+        anomaly_state.anomaly, anomaly_state.check_nan = self.value, self.check_nan
+
+    def __enter__(self) -> None:
+        """Do nothing more: the call has set the state, and the end of the block restores it."""
 
 
 class fixed_weights(Switch):  # noqa: N801

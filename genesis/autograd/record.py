@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, Self
 
-from genesis.array import Array, Spec, empty, empty_strided, overlap_in_part
+from genesis.array import Array, Spec, constant, empty, empty_strided, overlap_in_part
 from genesis.autograd.autocast import CachedCast, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.graph import BaseNode, Edge, GradientSlot, Lease, Node, Saved, is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.backend import mode
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, DTypeError, GradientError, ShapeError
-from genesis.op import BackwardStep, Op, common_device, execute, registry
-from genesis.shapes import is_contiguous, preserved_strides
+from genesis.op import BackwardStep, Op, common_device, current_tracer, execute, registry, tracing
+from genesis.shapes import Shape, is_contiguous, preserved_strides
 
 
 class TensorBase:
@@ -347,6 +347,43 @@ def _all_cast(tensors: tuple[Any, ...], wanted: Callable[[Array], DType | None])
     return tuple([_cast(x, wanted(x.array)) if isinstance(x, TensorBase) else x for x in tensors])
 
 
+class Taped(Array):
+    """An array of a recorded backward pass: `edge` receives its gradient, `tape` records; see double.py."""
+
+    __slots__ = ("edge", "tape")
+
+    edge: Edge
+    tape: Any
+
+    def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
+        """Return another window, recorded as an `as_strided` view."""
+        start = 0 if offset is None else offset - self.offset
+        attrs = {"shape": shape, "strides": strides, "offset": start}
+        with tracing(None):
+            return self.tape.call(registry["as_strided"], (self,), attrs, None)[0]  # type: ignore[no-any-return]
+
+
+def as_tensor(gradient: Array) -> Any:
+    """Return a gradient as a tensor, with its history if the pass is recorded."""
+    if isinstance(gradient, Taped):
+        return TensorBase.wrap(constant(gradient), gradient.edge.node, gradient.edge.output)
+    return TensorBase.wrap(gradient)
+
+
+def as_gradient(tensor: TensorBase) -> Array:
+    """Return a tensor that a hook or a custom function computed as a gradient; a recorded pass keeps its history."""
+    tracer, a = current_tracer(), tensor.array
+    edge = None if tracer is None else tensor.edge()
+    return a if edge is None else taped(a, edge, tracer)
+
+
+def taped(array: Array, edge: Edge, tape: Any) -> Taped:
+    """Return a window on the same elements that has a history."""
+    result = Taped(array.storage, array.shape, array.strides, array.dtype, array.device, array.offset)
+    result.edge, result.tape = edge, tape
+    return result
+
+
 def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> Any:
     """Run `op` on tensors and numbers, and record it if an input requires a gradient. Returns one tensor or several.
 
@@ -480,16 +517,16 @@ def _kept_from_change(
     )
 
 
-def _rebase(target: TensorBase, node: Node) -> None:
+def _rebase(target: TensorBase, node: BaseNode, output: int = 0) -> None:
     """Set the new history of `target` and, if it is a view, of its base."""
     base = target.base
     if base is None:
-        target.node, target.output = node, 0
+        target.node, target.output = node, output
         target.history += 1
         return
     a = target.array
     attrs = {"shape": a.shape, "strides": a.strides, "offset": a.offset - base.array.offset}
-    edges = (base.edge(), Edge(node, 0))
+    edges = (base.edge(), Edge(node, output))
     base.node = _node(registry["as_strided_scatter"], edges, (base.array, a), (base.array,), attrs)
     base.output = 0
     base.history += 1

@@ -40,7 +40,8 @@ class Mode(threading.local):
     """
 
     grad = True  # ops record what backward needs
-    anomaly = False  # backward checks every gradient for NaN
+    anomaly = False  # nodes record their lines, and backward checks every gradient for NaN
+    check_nan = True  # False: only the lines
     fixed_weights = False  # see `genesis.autograd.modes.fixed_weights`
 
 

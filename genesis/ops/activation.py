@@ -13,7 +13,19 @@ from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, gradient_like, op, through
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
-from genesis.ops.elementwise import erf_values, sigmoid_values
+from genesis.ops.elementwise import (
+    add,
+    erf,
+    erf_values,
+    exp,
+    le,
+    mul,
+    sigmoid,
+    sigmoid_values,
+    sub,
+    tanh,
+    where,
+)
 
 
 def _infer(name: str) -> Callable[..., Spec]:
@@ -31,10 +43,11 @@ def _activation(
     gradient: Callable[..., np.ndarray],
     flops: int,
     *,
+    plain: Callable[..., Array] | None = None,
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """Register an activation and its backward op, dx = gradient(g, x); `facts` are further fields of the record."""
+    """Register an activation and its backward op, dx = gradient(g, x); `plain(g, x)` computes it by ops on arrays."""
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
         sweep(gradient, out, g, x)
@@ -54,6 +67,7 @@ def _activation(
         flops=count,
         family="activation",
         elementwise=True,
+        plain=plain,
         torch=torch_backward,
     )
 
@@ -124,11 +138,39 @@ def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
     return derivative
 
 
+# The gradients by ops on arrays, for second derivatives.
+
+
+def _silu_plain(g: Array, x: Array) -> Array:
+    s = sigmoid(x)
+    return mul(g, mul(s, add(mul(x, sub(1, s)), 1)))
+
+
+def _gelu_plain(g: Array, x: Array) -> Array:
+    cdf = mul(add(erf(mul(x, math.sqrt(0.5))), 1), 0.5)
+    density = mul(exp(mul(mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return mul(g, add(cdf, mul(x, density)))
+
+
+def gelu_tanh_plain(g: Array, x: Array) -> Array:
+    """g times the derivative of `gelu_tanh_values`."""
+    square = mul(x, x)
+    t = tanh(mul(mul(x, add(mul(square, _TANH_CUBIC), 1)), _TANH_SCALE))
+    slope = mul(add(mul(square, 3 * _TANH_CUBIC), 1), 0.5 * _TANH_SCALE)
+    return mul(g, add(mul(add(t, 1), 0.5), mul(mul(x, sub(1, mul(t, t))), slope)))
+
+
+def gated_plain(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
+    """The gradients of silu(gate)·up."""
+    return _silu_plain(mul(g, up), gate), mul(g, mul(gate, sigmoid(gate)))
+
+
 relu = _activation(
     "relu",
     _relu,
     _relu_gradient,
     1,
+    plain=lambda g, x: where(le(x, 0), 0.0, g),
     public="relu",
     method=True,
     module="ReLU",
@@ -139,6 +181,7 @@ silu = _activation(
     _silu,
     _times(_silu_derivative),
     6,
+    plain=_silu_plain,
     public="silu",
     method=True,
     module="SiLU",
@@ -151,10 +194,13 @@ gelu = _activation(
     _gelu,
     _times(_gelu_derivative),
     24,
+    plain=_gelu_plain,
     torch="torch.nn.functional.gelu",
     torch_backward="torch.ops.aten.gelu_backward",
 )
-gelu_tanh = _activation("gelu_tanh", gelu_tanh_values, _times(gelu_tanh_derivative), 15, public="gelu_tanh")
+gelu_tanh = _activation(
+    "gelu_tanh", gelu_tanh_values, _times(gelu_tanh_derivative), 15, plain=gelu_tanh_plain, public="gelu_tanh"
+)
 
 
 def _swiglu_infer(gate: Array, up: Array) -> Spec:
@@ -190,6 +236,7 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     "swiglu_backward",
     lambda g, gate, up: gradient_like("swiglu_backward", g, gate, up),
     flops=lambda i, o, a: 13 * o[0].size,
+    plain=gated_plain,
 )
 def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""

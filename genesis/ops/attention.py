@@ -18,11 +18,16 @@ import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.backend.cpu import is_split, one_blas_thread, parallel, scratch
-from genesis.dtypes import INTEGER, float32, float64
+from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.blocks import BLOCK, upcast
+from genesis.ops.elementwise import arange, cast, eq, exp, ge, gt, le, logical_and, mul, sub, where
+from genesis.ops.linalg import matmul, transposed
+from genesis.ops.reduce import logsumexp, sum_to_shape
+from genesis.ops.reduce import sum as sum_of
 from genesis.ops.rope import rope
+from genesis.ops.shape import cat, permute, reshaped
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
 SAFE_SCORE = 40.0  # no maximum is subtracted from scores within ±40: e^±40 and their sums fit easily into float32
@@ -271,13 +276,65 @@ def attention(
         lse.fill(-np.inf)
 
 
+def _visible(q: Array, keys: int, starts: Array | None, causal: bool, window: int) -> Array | None:
+    """Return which keys each query sees, to broadcast to `[B, Hkv, G, T, S]`; None if all."""
+    (batch, queries), device = q.shape[:2], q.device
+    number = arange(start=0, step=1, count=keys, dtype=int64, device=device)
+    position = reshaped(arange(start=keys - queries, step=1, count=queries, dtype=int64, device=device), (queries, 1))
+    rules = [le(number, position)] if causal else []
+    if window:
+        rules.append(gt(number, sub(position, window)))
+    if starts is not None:
+        rules.append(ge(number, reshaped(starts, (batch, 1, 1, queries, 1))))
+    return functools.reduce(logical_and, rules) if rules else None
+
+
+def _backward_plain(
+    g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None = None, *,
+    scale: float, causal: bool = True, window: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """The gradients by ops on arrays, with all scores in memory."""
+    (batch, _, _, size), (keys, shared) = q.shape, k.shape[1:3]
+
+    def by_head(x: Array) -> Array:  # [B, T, H, D] -> [B, Hkv, G, T, D]
+        x = x if x.dtype is lse.dtype else cast(x, dtype=lse.dtype)
+        grouped = reshaped(x, (batch, x.shape[1], shared, x.shape[2] // max(shared, 1), size))
+        return permute(grouped, dims=(0, 2, 3, 1, 4))
+
+    def by_token(x: Array, like: Array) -> Array:
+        if x.shape[2] * shared != like.shape[2]:  # keys and values: summed over the queries that share them
+            x = sum_to_shape(x, shape=(batch, shared, 1, *x.shape[3:]))
+        d = reshaped(permute(x, dims=(0, 3, 1, 2, 4)), like.shape)
+        return d if d.dtype is like.dtype else cast(d, dtype=like.dtype)
+
+    gh, qh, kh, vh = (by_head(x) for x in (g, q, k, v))
+    scores, seen = mul(matmul(qh, transposed(kh)), scale), _visible(q, keys, starts, causal, window)
+    scores = scores if seen is None else where(seen, scores, -math.inf)
+    total = logsumexp(scores, axes=-1, keepdim=True)
+    p = exp(sub(scores, where(eq(total, -math.inf), 0.0, total)))
+    dp = matmul(gh, transposed(vh))
+    ds = mul(mul(p, sub(dp, sum_of(mul(dp, p), axes=-1, keepdim=True))), scale)
+    grads = matmul(ds, kh), matmul(transposed(ds), qh), matmul(transposed(p), gh)
+    return tuple([by_token(d, like) for d, like in zip(grads, (q, k, v), strict=True)])
+
+
+def _packed_plain(
+    g: Array, qkv: Array, o: Array, lse: Array, starts: Array | None = None, *tables: Array, heads: int,
+    key_heads: int, **attrs: Any,
+) -> Array:  # fmt: skip
+    # With tables qkv is an auxiliary output, which has no history: reading it raises.
+    parts = parts_of(qkv, heads, key_heads)
+    d: Array = cat(*_backward_plain(g, *parts, o, lse, starts, **attrs), dim=2)
+    return rope(d, *tables, inverse=True, heads=heads + key_heads) if tables else d
+
+
 def _backward_infer(
     g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None = None, **attrs: object
 ) -> tuple[Spec, ...]:
     return gradient_like("attention_backward", g, q, k, v)
 
 
-@op("attention_backward", _backward_infer, flops=lambda i, o, a: 5 * _flops(i[1:3], a) // 2)
+@op("attention_backward", _backward_infer, plain=_backward_plain, flops=lambda i, o, a: 5 * _flops(i[1:3], a) // 2)
 def attention_backward(
     out: tuple[np.ndarray, np.ndarray, np.ndarray],
     g: np.ndarray,
@@ -443,7 +500,12 @@ def _packed_backward_infer(
     return Spec(qkv.shape, qkv.dtype)
 
 
-@op("attention_packed_backward", _packed_backward_infer, flops=lambda i, o, a: 5 * _packed_flops(i[1:2], a) // 2)
+@op(
+    "attention_packed_backward",
+    _packed_backward_infer,
+    plain=_packed_plain,
+    flops=lambda i, o, a: 5 * _packed_flops(i[1:2], a) // 2,
+)
 def attention_packed_backward(
     out: np.ndarray,
     g: np.ndarray,

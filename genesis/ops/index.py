@@ -134,7 +134,19 @@ def _get_backward_infer(g: Array, *indices: Array, dims: Shape, shape: Shape) ->
     return Spec(tuple(shape), g.dtype)
 
 
-@op("index_get_backward", _get_backward_infer, flops=lambda i, o, a: i[0].size)
+def _get_backward_vjp(ctx: Context, g: Array) -> Grads:
+    """dg = g at the indices."""
+    indices = ctx.inputs[1:]
+    return index_get(g, *indices, dims=ctx.attrs["dims"]), *(None,) * len(indices)
+
+
+@op(
+    "index_get_backward",
+    _get_backward_infer,
+    vjp=_get_backward_vjp,
+    saves=tuple(range(1, 1 + _INDICES)),
+    flops=lambda i, o, a: i[0].size,
+)
 def index_get_backward(out: np.ndarray, g: np.ndarray, *indices: np.ndarray, dims: Shape, shape: Shape) -> None:
     """Compute the gradient of `index_get`: zeros of `shape` with g added at the indices, in order of position."""
     out.fill(0)
@@ -339,7 +351,18 @@ def _masked_select_backward_infer(g: Array, mask: Array, offsets: Array) -> Spec
     return Spec(mask.shape, g.dtype)
 
 
-@op("masked_select_backward", _masked_select_backward_infer, flops=lambda i, o, a: 0)
+def _masked_select_backward_vjp(ctx: Context, g: Array) -> Grads:
+    """dg = g where the mask is true."""
+    return masked_select(g, *ctx.inputs[1:], count=ctx.spec(0).shape[0]), None, None
+
+
+@op(
+    "masked_select_backward",
+    _masked_select_backward_infer,
+    vjp=_masked_select_backward_vjp,
+    saves=(1, 2),
+    flops=lambda i, o, a: 0,
+)
 def masked_select_backward(out: np.ndarray, g: np.ndarray, mask: np.ndarray, offsets: np.ndarray) -> None:
     """Compute the gradient of `masked_select`: g, in order, where `mask` is true, and 0 elsewhere."""
     out.fill(0)
@@ -455,6 +478,8 @@ def _embedding_backward_infer(g: Array, ids: Array, rows: int) -> Spec:
 @op(
     "embedding_backward",
     _embedding_backward_infer,
+    vjp=lambda ctx, g: (embedding(ctx.inputs[1], g), None),
+    saves=(1,),
     flops=lambda i, o, a: i[0].size,
 )
 def embedding_backward(out: np.ndarray, g: np.ndarray, ids: np.ndarray, rows: int) -> None:

@@ -16,6 +16,7 @@ from genesis.dtypes import DType, bool_, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Grads, op
 from genesis.ops.blocks import as_type, is_narrow
+from genesis.ops.elementwise import add
 from genesis.ops.reduce import sum_to_shape
 from genesis.ops.shape import reshaped
 from genesis.shapes import broadcast_shapes, numel
@@ -200,7 +201,12 @@ def plus_spec(name: str, x: Array, y: Array, addend: Array) -> Spec:
     return spec
 
 
-@op("matmul_add", lambda x, y, addend: plus_spec("matmul_add", x, y, addend), flops=matmul_flops)
+@op(
+    "matmul_add",
+    lambda x, y, addend: plus_spec("matmul_add", x, y, addend),
+    flops=matmul_flops,
+    plain=lambda x, y, addend: add(matmul(x, y), addend),
+)
 def matmul_add(out: np.ndarray, x: np.ndarray, y: np.ndarray, addend: np.ndarray) -> None:
     """x @ y + addend, rounded once. No gradient: backward passes use it to accumulate gradients."""
     if is_narrow(out.dtype):

@@ -146,7 +146,7 @@ def _sum_of_products(total: Array | None, is_own: bool, pairs: Sequence[tuple[Ar
             total = quantized_matmul(part, weight) if total is None else quantized_matmul(part, weight, total)
         elif total is None:
             total = matmul(part, weight)
-        elif is_own:
+        elif is_own and type(total) is Array:
             add_matmul(total, part, weight)
         else:
             total = matmul_add(part, weight, total)

@@ -10,8 +10,10 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Grads, gradient_like, op
+from genesis.op import Context, Grads, gradient_like, op, registry
 from genesis.ops.blocks import each_block, upcast
+from genesis.ops.elementwise import add, arange, cast, eq, exp, mul, ne, sub, where
+from genesis.ops.shape import reshaped
 from genesis.shapes import Shape
 
 WORKSPACE = 16 << 20  # bytes of logits that linear_cross_entropy holds at a time
@@ -98,10 +100,25 @@ def cross_entropy(
         each_block(block, logits.shape[0], logits.shape[1])
 
 
+def _backward_plain(
+    g: Array, logits: Array, labels: Array, lse: Array, *, ignore_index: int, label_smoothing: float, z_loss: float
+) -> Array:
+    """The gradient by ops on arrays, with l computed again from the logits."""
+    count, column = logits.shape[1], (labels.shape[0], 1)
+    l = registry["logsumexp"](logits, axes=1, keepdim=True)  # noqa: E741
+    kept = ne(labels, ignore_index)
+    classes = arange(start=0, step=1, count=count, dtype=labels.dtype, device=labels.device)
+    onehot = cast(eq(reshaped(labels, column), classes), dtype=lse.dtype)
+    p = mul(exp(sub(logits, l)), add(mul(l, 2 * z_loss), 1))
+    target = add(mul(onehot, 1 - label_smoothing), label_smoothing / max(count, 1))
+    return mul(sub(p, target), reshaped(where(kept, g, 0.0), column))
+
+
 @op(
     "cross_entropy_backward",
     lambda g, logits, labels, lse, **attrs: gradient_like("cross_entropy_backward", g, logits, like=lse),
     flops=lambda i, o, a: 4 * o[0].size,
+    plain=_backward_plain,
 )
 def cross_entropy_backward(
     out: np.ndarray,
@@ -157,8 +174,6 @@ def _linear_infer(
 
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
     """Scale the gradients, which were computed with the loss, by the gradient of the loss."""
-    from genesis.ops.elementwise import mul
-
     assert ctx.attrs["with_grads"], "linear_cross_entropy was recorded without its gradients"
     dx, dw = (*ctx.outputs, None)[1:3]
     assert dw is not None or not ctx.needs[1], "linear_cross_entropy was recorded without the weight's gradient"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from genesis.array import Array, Spec
+from genesis.array import Array, Spec, constant
 from genesis.dtypes import DType, float32, float64
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import Context, Grads, Op, gradient_like, op
+from genesis.op import Context, Grads, Op, gradient_like, op, registry
 from genesis.ops.blocks import each_block, rows_of, store, sum_blocks, upcast, working
-from genesis.ops.elementwise import add
+from genesis.ops.elementwise import add, div, mul, rsqrt, sub
+from genesis.ops.shape import reshaped
 
 
 def statistics_type(dtype: DType) -> DType:
@@ -29,6 +30,46 @@ def check_norm(name: str, x: Array, *parameters: Array) -> None:
     for p in parameters:
         if p.shape != x.shape[-1:]:
             raise ShapeError(f"{name}: weight has shape {p.shape}, the input's last dimension is {x.shape[-1]}")
+
+
+# Gradients by ops on arrays, for second derivatives. Forward's statistics enter as constants: 1/r² = m + eps gives the
+# eps that backward does not know, and r is computed again from x.
+
+
+def _mean(x: Array) -> Array:
+    return registry["mean"](x, axes=-1, keepdim=True)
+
+
+def _rows_sum(x: Array) -> Array:
+    return registry["sum_to_shape"](x, shape=x.shape[-1:])
+
+
+def _inverse_root(centred: Array, rstd: Array) -> Array:
+    """r = 1 / √(mean(centred²) + eps), as a function of x."""
+    square, r = _mean(mul(centred, centred)), constant(rstd)
+    eps = sub(div(1.0, mul(r, r)), reshaped(constant(square), r.shape))
+    return rsqrt(add(square, reshaped(eps, square.shape)))
+
+
+def _rms_norm_plain(
+    g: Array, x: Array, weight: Array, rstd: Array, plus: Array | None = None, *, with_result: bool = False,
+    learns: bool = True,
+) -> tuple[Array, ...]:  # fmt: skip
+    r = _inverse_root(x, rstd)
+    n, gw = mul(x, r), mul(g, weight)
+    dx = mul(r, sub(gw, mul(n, _mean(mul(gw, n)))))
+    grads = (dx if plus is None else add(dx, plus), *((_rows_sum(mul(g, n)),) if learns else ()))
+    return (*grads, mul(n, weight)) if with_result else grads
+
+
+def _layer_norm_plain(
+    g: Array, x: Array, weight: Array, mean: Array, rstd: Array, plus: Array | None = None
+) -> tuple[Array, ...]:
+    centred = sub(x, _mean(x))
+    r = _inverse_root(centred, rstd)
+    n, gw = mul(centred, r), mul(g, weight)
+    dx = mul(r, sub(sub(gw, _mean(gw)), mul(n, _mean(mul(gw, n)))))
+    return dx if plus is None else add(dx, plus), _rows_sum(mul(g, n)), _rows_sum(g)
 
 
 def _rms_norm_infer(x: Array, weight: Array, *, eps: float) -> tuple[Spec, Spec]:
@@ -119,7 +160,7 @@ def _rms_norm_backward_infer(
     return (*specs, Spec(x.shape, x.dtype)) if with_result else specs
 
 
-@op("rms_norm_backward", _rms_norm_backward_infer, flops=lambda i, o, a: 8 * o[0].size)
+@op("rms_norm_backward", _rms_norm_backward_infer, plain=_rms_norm_plain, flops=lambda i, o, a: 8 * o[0].size)
 def rms_norm_backward(
     out: np.ndarray | tuple[np.ndarray, ...],
     g: np.ndarray,
@@ -223,6 +264,7 @@ def layer_norm(
     "layer_norm_backward",
     lambda g, x, weight, mean, rstd, plus=None: _backward_infer("layer_norm_backward", g, x, (weight, weight), plus),
     flops=lambda i, o, a: 11 * o[0].size,
+    plain=_layer_norm_plain,
 )
 def layer_norm_backward(
     out: tuple[np.ndarray, np.ndarray, np.ndarray],

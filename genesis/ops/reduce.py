@@ -18,9 +18,9 @@ from genesis.array import Array, Spec
 from genesis.backend.cpu import parallel
 from genesis.dtypes import FLOAT, DType, bool_, default_dtype, int64, uint8
 from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
-from genesis.op import Context, Grads, Op, op
+from genesis.op import Context, Grads, Op, op, registry
 from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
-from genesis.ops.elementwise import abs, div, eq, exp, mul, pow, sign, sub, where
+from genesis.ops.elementwise import abs, arange, copy, div, eq, exp, mul, pow, sign, sub, where
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
 Axes = int | tuple[int, ...] | None
@@ -259,7 +259,29 @@ def _prod_backward_infer(g: Array, x: Array, axes: Axes = None) -> Spec:
     return Spec(x.shape, x.dtype)
 
 
-@op("prod_backward", _prod_backward_infer, flops=lambda inputs, outputs, attrs: 4 * inputs[0].size)
+def _reshaped(x: Array, shape: Shape) -> Array:
+    return registry["reshape"](x if x.is_contiguous else copy(x), shape=shape)
+
+
+def _prod_backward_plain(g: Array, x: Array, axes: Axes = None) -> Array:
+    """Multiply each line `[n]` with its own element replaced by 1, for all n elements at once."""
+    axes = normalize_axes(axes, x.ndim)
+    order = (*(i for i in range(x.ndim) if i not in axes), *axes)
+    moved = registry["permute"](x, dims=order)
+    count = numel([x.shape[i] for i in axes])
+    lines = _reshaped(moved, (x.size // max(count, 1), 1, count))
+    numbers = arange(start=0, step=1, count=count, dtype=int64, device=x.device)
+    is_own = eq(_reshaped(numbers, (count, 1)), numbers)
+    others = _reshaped(prod(where(is_own, 1.0, lines), axes=(2,)), moved.shape)
+    return mul(g, registry["permute"](others, dims=tuple(order.index(i) for i in range(x.ndim))))
+
+
+@op(
+    "prod_backward",
+    _prod_backward_infer,
+    plain=_prod_backward_plain,
+    flops=lambda inputs, outputs, attrs: 4 * inputs[0].size,
+)
 def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = None) -> None:
     """dx_i = g_i · Π x_j over j ≠ i: prefix products times suffix products, exact with zeros."""
     if x.size == 0:
@@ -377,7 +399,21 @@ def _put_infer(values: Array, indices: Array, axis: int, size: int) -> Spec:
     return Spec((*values.shape[:axis], size, *values.shape[axis + 1 :]) if values.shape else (), values.dtype)
 
 
-@op("put_along_axis", _put_infer)
+def _put_along_vjp(ctx: Context, g: Array) -> Grads:
+    """dvalues = g at the positions."""
+    indices = ctx.inputs[1]
+    if not g.shape:
+        return copy(g), None
+    axis = normalize_axis(ctx.attrs["axis"], g.ndim)
+    places = []
+    for dim, size in enumerate(indices.shape):
+        along = (1,) * dim + (size,) + (1,) * (indices.ndim - dim - 1)
+        numbers = arange(start=0, step=1, count=size, dtype=int64, device=g.device)
+        places.append(indices if dim == axis else _reshaped(numbers, along))
+    return registry["index_get"](g, *places, dims=tuple(range(g.ndim))), None
+
+
+@op("put_along_axis", _put_infer, vjp=_put_along_vjp, saves=(1,))
 def put_along_axis(out: np.ndarray, values: np.ndarray, indices: np.ndarray, axis: int, size: int) -> None:
     """Zeros with `values` at positions `indices` along `axis`: y[…, indices, …] = values; positions are distinct."""
     out.fill(0)

@@ -17,7 +17,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import promote_types
-from genesis.errors import DimensionError, IndexRangeError, ShapeError
+from genesis.errors import DimensionError, GradientError, IndexRangeError, ShapeError
 from genesis.op import Context, Grads, Op, op, registry, through
 from genesis.ops.elementwise import copy, fill
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel, view_strides
@@ -282,7 +282,19 @@ def _as_strided_backward_infer(
     return Spec(tuple(source_shape), g.dtype)
 
 
-@op("as_strided_backward", _as_strided_backward_infer)
+def _as_strided_backward_vjp(ctx: Context, g: Array) -> Grads:
+    """dg = the window of the gradient. Raises GradientError if elements of the source share memory."""
+    attrs, shape = ctx.attrs, ctx.spec(0).shape
+    offset, source = attrs["offset"], (attrs["source_shape"], attrs["source_strides"])
+    if overlaps(*source):
+        raise GradientError("as_strided has no second derivative for a source whose elements share memory")
+    low = min(0, offset)
+    reach = max(extent(*source), offset + extent(shape, attrs["strides"])) - low
+    flat = as_strided_backward(g, strides=source[1], offset=-low, source_shape=(reach,), source_strides=(1,))
+    return (as_strided(flat, shape=shape, strides=attrs["strides"], offset=offset - low),)
+
+
+@op("as_strided_backward", _as_strided_backward_infer, vjp=_as_strided_backward_vjp)
 def as_strided_backward(
     out: np.ndarray, g: np.ndarray, strides: Shape, offset: int, source_shape: Shape, source_strides: Shape
 ) -> None:
@@ -337,6 +349,12 @@ def _as_strided_scatter_vjp(ctx: Context, g: Array) -> Grads:
     shape, strides, offset = ctx.attrs["shape"], ctx.attrs["strides"], ctx.attrs.get("offset", 0)
     low = min(0, offset)
     reach = max(extent(spec.shape, source), offset + extent(shape, strides)) - low
+    if type(g) is not Array:  # a second backward pass differentiates ops, not writes into memory
+        flat = as_strided_backward(g, strides=source, offset=-low, source_shape=(reach,), source_strides=(1,))
+        inside = as_strided(flat, shape=shape, strides=strides, offset=offset - low)
+        zeros = fill(value=0, shape=shape, dtype=g.dtype, device=g.device)
+        rest = as_strided_scatter(flat, zeros, shape=shape, strides=strides, offset=offset - low)
+        return as_strided(rest, shape=spec.shape, strides=source, offset=-low), copy(inside)
     field = fill(value=0, shape=(reach,), dtype=g.dtype, device=g.device)
     dx, window = field.view(spec.shape, source, -low), field.view(shape, strides, offset - low)
     copy(g, out=dx)
@@ -500,6 +518,8 @@ def pad(out: np.ndarray, x: np.ndarray, widths: tuple[tuple[int, int], ...], val
 def joined(arrays: Sequence[Array]) -> Array | None:
     """Return a single window `[Σ n, ...]` over arrays `[n, ...]` that follow each other in memory, else None."""
     first = arrays[0]
+    if type(first) is not Array:  # in a second backward pass each array has its own history
+        return None
     end, rows = first.offset, 0
     for a in arrays:
         if a.storage is not first.storage or a.offset != end or a.shape[1:] != first.shape[1:]:

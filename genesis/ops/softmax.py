@@ -8,8 +8,9 @@ import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.errors import DTypeError
-from genesis.op import gradient_like, op, through
+from genesis.op import gradient_like, op, registry, through
 from genesis.ops.blocks import each_block, upcast
+from genesis.ops.elementwise import exp, mul, sub
 from genesis.shapes import normalize_axis
 
 
@@ -56,6 +57,11 @@ def _log_softmax_rows(x: np.ndarray) -> np.ndarray:
     return y
 
 
+def _total(x: Array, dim: int) -> Array:
+    total: Array = registry["sum"](x, axes=dim, keepdim=True) if x.ndim else x
+    return total
+
+
 @op(
     "softmax",
     _infer,
@@ -70,7 +76,12 @@ def softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     _rowwise(_softmax_rows, out, x, dim=dim)
 
 
-@op("softmax_backward", lambda g, y, dim: gradient_like("softmax_backward", g, y), flops=lambda i, o, a: 4 * o[0].size)
+@op(
+    "softmax_backward",
+    lambda g, y, dim: gradient_like("softmax_backward", g, y),
+    flops=lambda i, o, a: 4 * o[0].size,
+    plain=lambda g, y, dim: mul(y, sub(g, _total(mul(g, y), dim))),
+)
 def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = y·(g - Σ g·y)."""
     _rowwise(lambda g, y: y * (g - (g * y).sum(axis=-1, keepdims=True)), out, g, y, dim=dim)
@@ -94,6 +105,7 @@ def log_softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     "log_softmax_backward",
     lambda g, y, dim: gradient_like("log_softmax_backward", g, y),
     flops=lambda i, o, a: 4 * o[0].size,
+    plain=lambda g, y, dim: sub(g, mul(exp(y), _total(g, dim))),
 )
 def log_softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = g - e^y·Σ g."""

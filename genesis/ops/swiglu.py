@@ -6,17 +6,20 @@ of two separate tensors is in activation.py.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.errors import DTypeError, ShapeError
-from genesis.op import gradient_like, op, through
-from genesis.ops.activation import gelu_tanh_derivative, gelu_tanh_values
+from genesis.op import gradient_like, op, registry, through
+from genesis.ops.activation import gated_plain, gelu_tanh_derivative, gelu_tanh_plain, gelu_tanh_values
 from genesis.ops.blocks import as_type, each_block, rows_of, store, upcast, work_type, working
-from genesis.ops.elementwise import sigmoid_values
+from genesis.ops.elementwise import mul, sigmoid, sigmoid_values
 from genesis.ops.fp8 import check_quantizable, multiply_scaled
 from genesis.ops.linalg import is_wide_enough, multiply, same_type
+from genesis.ops.shape import cat, window
 
 
 def _half(name: str, gate_up: Array) -> Spec:
@@ -57,7 +60,24 @@ def _backward_infer(g: Array, gate_up: Array, *, with_result: bool = False) -> S
     return (spec, result) if with_result else spec
 
 
-@op("swiglu_packed_backward", _backward_infer, flops=lambda i, o, a: 13 * i[0].size)
+def _halves(gate_up: Array) -> tuple[Array, Array]:
+    half = gate_up.shape[-1] // 2
+    return window(gate_up, 0, half), window(gate_up, half, 2 * half)
+
+
+def _packed_plain(g: Array, gate_up: Array, *, with_result: bool = False) -> Any:
+    gate, up = _halves(gate_up)
+    d = cat(*gated_plain(g, gate, up), dim=g.ndim - 1)
+    return (d, mul(mul(gate, sigmoid(gate)), up)) if with_result else d
+
+
+def _geglu_plain(g: Array, gate_up: Array) -> Array:
+    gate, up = _halves(gate_up)
+    d: Array = cat(gelu_tanh_plain(mul(g, up), gate), mul(g, registry["gelu_tanh"](gate)), dim=g.ndim - 1)
+    return d
+
+
+@op("swiglu_packed_backward", _backward_infer, plain=_packed_plain, flops=lambda i, o, a: 13 * i[0].size)
 def swiglu_packed_backward(
     out: np.ndarray | tuple[np.ndarray, np.ndarray], g: np.ndarray, gate_up: np.ndarray, with_result: bool = False
 ) -> None:
@@ -167,6 +187,7 @@ def geglu_packed(out: np.ndarray, gate_up: np.ndarray) -> None:
     "geglu_packed_backward",
     lambda g, x: gradient_like("geglu_packed_backward", g, x, like=_half("geglu_packed_backward", x))[0],
     flops=lambda i, o, a: 32 * i[0].size,
+    plain=_geglu_plain,
 )
 def geglu_packed_backward(out: np.ndarray, g: np.ndarray, gate_up: np.ndarray) -> None:
     """[dgate, dup] with dgate = g·up·gelu'(gate) and dup = g·gelu(gate)."""

@@ -6,12 +6,19 @@ compare: results, gradients of the leaves, requires_grad. Leaves hold float64.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+import genesis
 
 __all__ = ["SCENARIOS"]
 
 SCENARIOS: dict[str, Callable[[Any], list[Any]]] = {}
+
+
+# Gradients are compared more strictly than by torch's defaults.
+gradcheck = functools.partial(genesis.autograd.gradcheck, atol=1e-6, rtol=1e-5)
 
 
 def scenario(function: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:

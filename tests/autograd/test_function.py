@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import genesis
-from genesis.autograd import Function, FunctionContext, gradcheck
+from genesis.autograd import Function, FunctionContext
 from genesis.errors import GradientError
-from tests.autograd.scenarios import leaf, squares
+from tests.autograd.scenarios import gradcheck, leaf, squares
 
 DOUBLE = genesis.float64
 

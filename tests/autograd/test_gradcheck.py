@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis.autograd import Function, gradcheck, jacobians
+from genesis.autograd import Function, jacobians
 from genesis.errors import GradientError
-from tests.autograd.scenarios import leaf
+from tests.autograd.scenarios import gradcheck, leaf
 
 
 def scaled(factor: float, element: int | None = None) -> Any:

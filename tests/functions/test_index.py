@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import genesis
 from genesis import op as ops
 from genesis.array import Array
-from genesis.autograd import gradcheck
 from genesis.backend import cpu
 from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.functions import index as functions
@@ -22,6 +21,7 @@ from genesis.functions.create import tensor
 from genesis.functions.surface import methods
 from genesis.indexing import Kind, plan_get, plan_set
 from genesis.ops.index import sum_rows
+from tests.autograd.scenarios import gradcheck
 from tests.functions.torch_tables import difference, load
 from tests.ops.layouts import place
 

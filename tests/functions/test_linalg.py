@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import genesis
 from genesis import op as ops
-from genesis.autograd import gradcheck
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions import linalg, surface
 from genesis.functions.create import tensor
+from tests.autograd.scenarios import gradcheck
 
 RNG = np.random.default_rng(0)
 

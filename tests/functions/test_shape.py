@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis.autograd import gradcheck
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.functions import shape, surface
 from genesis.functions.create import tensor
+from tests.autograd.scenarios import gradcheck
 from tests.functions.torch_tables import difference, load
 
 INPUTS, CALLS = load("shape")

@@ -11,12 +11,12 @@ import triton.language as tl
 
 import genesis
 from genesis import Tensor
-from genesis.autograd import gradcheck
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.custom import Spec, TritonOp, UserOp, cdiv, check_op, user_ops
 from genesis.errors import DeviceError, DTypeError, GenesisError, GradientError, NumericError, ShapeError, UsageError
 from genesis.measure.cases import make_case
 from genesis.op import registry
+from tests.autograd.scenarios import gradcheck
 from tests.kernels.compiler import runs_cuda
 
 BLOCK = 64

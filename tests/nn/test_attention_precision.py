@@ -23,6 +23,7 @@ from genesis.functions.create import ones
 from genesis.functions.random import dropout
 from genesis.nn import functional as F
 from genesis.tensor import Tensor
+from tests.autograd.scenarios import gradcheck
 
 DTYPES = ("bfloat16", "float16", "float32")
 SHARPNESS = 6.0  # of queries, so that scores reach some 40
@@ -242,7 +243,7 @@ def test_a_float_mask_gets_its_gradient() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (genesis.tensor(rng.standard_normal((1, 2, 3, 4))) for _ in range(3))
     mask = genesis.tensor(rng.standard_normal((3, 3)), requires_grad=True)
-    assert genesis.autograd.gradcheck(lambda m: F.scaled_dot_product_attention(q, k, v, m), (mask,))
+    assert gradcheck(lambda m: F.scaled_dot_product_attention(q, k, v, m), (mask,))
 
 
 def test_leading_dimensions_and_masks_over_them() -> None:

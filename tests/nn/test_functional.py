@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from genesis import nn
-from genesis.autograd import gradcheck, no_grad
+from genesis.autograd import no_grad
 from genesis.errors import ConfigError, DTypeError, ShapeError, UsageError
 from genesis.functions.create import tensor
 from genesis.functions.random import randn
 from genesis.nn import functional as F
 from genesis.tensor import Tensor
+from tests.autograd.scenarios import gradcheck
 from tests.nn.cases import FIXTURE, Call, calls
 
 

@@ -21,7 +21,19 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FLOATS", "INTS", "Case", "Rows", "apart", "integers", "mask", "normal", "positive", "uniform"]
+__all__ = [
+    "FLOATS",
+    "INTS",
+    "Case",
+    "Rows",
+    "apart",
+    "integers",
+    "mask",
+    "normal",
+    "positive",
+    "small_cases",
+    "uniform",
+]
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")
@@ -119,3 +131,10 @@ def integers(rng: np.random.Generator, low: int, high: int, *shape: int) -> np.n
 def mask(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Random bools."""
     return np.asarray(rng.random(shape) < 0.5)
+
+
+def small_cases(
+    cases: Callable[[np.random.Generator], Any], most: int = 40
+) -> Callable[[np.random.Generator], list[Case]]:
+    """The small ones of the cases of a backward op, to check its own gradient."""
+    return lambda rng: [c for c in cases(rng) if all(np.size(x) <= most for x in c.inputs)][:8]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from tests.ops.sampling import Case, Rows, integers, normal, positive
+from tests.ops.sampling import Case, Rows, integers, normal, positive, small_cases
 
 Pair = tuple[np.ndarray, ...]
 
@@ -407,6 +407,7 @@ EMBEDDING_ROWS = [
         "embedding_backward",
         embedding_backward_oracle,
         embedding_backwards,
+        grads=small_cases(embedding_backwards),
         errors=((Case((np.ones((2, 3)), np.array([0, 1, 2])), {"rows": 4}), ShapeError, "gradient"),),
         reduction=lambda case: max(case.inputs[1].size, 1),
     ),

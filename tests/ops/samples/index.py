@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
-from tests.ops.sampling import Case, Rows, integers, mask, normal
+from tests.ops.sampling import Case, Rows, integers, mask, normal, small_cases
 
 WHOLES = ("int64", "uint8")
 Shape = tuple[int, ...]
@@ -210,6 +210,7 @@ ROWS = [
         "index_get_backward",
         backward_oracle,
         backwards,
+        grads=small_cases(backwards),
         reduction=repeats,
         errors=(
             (
@@ -292,6 +293,7 @@ ROWS = [
         "masked_select_backward",
         spread_oracle,
         spreads,
+        grads=small_cases(spreads),
         int_dtypes=WHOLES,
         exact=True,
         errors=(
