@@ -41,7 +41,7 @@ check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("cuda", "custom", "profiler"):  # loaded at first use
+    if name in ("cuda", "custom", "func", "profiler"):  # loaded at first use
         return importlib.import_module(f"genesis.{name}")
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)

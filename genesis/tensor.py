@@ -324,8 +324,10 @@ class Tensor(Methods, TensorBase, concrete=True):
                 )
             return None if replaced is None else as_gradient(replaced)
 
-        entry = (edge.output, on_array)
-        edge.node.hooks.append(entry)
+        entry, hooks = (edge.output, on_array), edge.node.hooks
+        # What retain_grad() keeps is the gradient after all hooks.
+        at = next((i for i, (_, other) in enumerate(hooks) if getattr(other, "keeps", False)), len(hooks))
+        hooks.insert(at, entry)
         return HookHandle(lambda: edge.node.hooks.remove(entry))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> HookHandle:
@@ -344,12 +346,23 @@ class Tensor(Methods, TensorBase, concrete=True):
         """Keep a non-leaf's gradient in `.grad`. Raises GradientError if the tensor does not require a gradient."""
         if not self.requires_grad:
             raise GradientError("retain_grad() needs a tensor that requires a gradient")
-        if not self.is_leaf:
+        if not self.is_leaf and not self.retains_grad:
+            edge = self.edge()
+            assert edge is not None
 
-            def keep(grad: Tensor) -> None:
+            def keep(array: Array) -> None:
+                grad = as_tensor(array)
                 self.grad = grad.clone() if self.grad is None else self.grad + grad
 
-            self.register_hook(keep)
+            keep.keeps = True  # type: ignore[attr-defined]
+            edge.node.hooks.append((edge.output, keep))
+
+    @property
+    def retains_grad(self) -> builtins.bool:
+        """Whether `retain_grad()` was called on this non-leaf."""
+        node = None if self.is_leaf else self.current_node()
+        hooks = () if node is None else node.hooks
+        return any(output == self.output and getattr(hook, "keeps", False) for output, hook in hooks)
 
     # --- Placement and type ------------------------------------------------------------------------------------------
 

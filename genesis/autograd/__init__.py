@@ -11,6 +11,7 @@ from genesis.autograd.modes import (
     inference_mode,
     is_grad_enabled,
     no_grad,
+    set_detect_anomaly,
     set_grad_enabled,
 )
 from genesis.autograd.record import TensorBase, apply, apply_
@@ -36,6 +37,7 @@ __all__ = [
     "is_grad_enabled",
     "jacobians",
     "no_grad",
+    "set_detect_anomaly",
     "set_grad_enabled",
 ]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from genesis.autograd import Function, FunctionContext
 from genesis.autograd.graph import HookHandle
@@ -31,10 +31,23 @@ def watching_calls(watch: CallWatch) -> Iterator[None]:
         call_watches.remove(watch)
 
 
-def hook_in(table: dict[int, Any], hook: Callable[..., Any]) -> HookHandle:
-    """Add a hook to one of a module's tables."""
+class Hook(NamedTuple):
+    """A registered hook: `kwargs` passes keywords to it, `always` calls it after an error, `before` is a pre-hook."""
+
+    call: Callable[..., Any]
+    kwargs: bool = False
+    always: bool = False
+    before: bool = False
+
+
+def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHandle:
+    """Add a hook to one of a module's tables, or with `prepend` before the others."""
     number = next(_ids)
+    others = dict(table) if prepend else {}
+    if prepend:
+        table.clear()
     table[number] = hook
+    table.update(others)
     return HookHandle(lambda: table.pop(number, None))
 
 
@@ -61,8 +74,10 @@ class BackwardWatch:
     the gate of the arguments calls the hooks. If no argument requires a gradient, the first gate calls them.
     """
 
-    def __init__(self, module: Any, hooks: list[Callable[..., Any]]) -> None:
-        self.module, self.hooks = module, hooks
+    def __init__(self, module: Any, hooks: Sequence[Hook]) -> None:
+        self.module = module
+        self.hooks = [h.call for h in hooks if not h.before]
+        self.pre_hooks = [h.call for h in hooks if h.before]
         self.grad_output: Gradients = ()
         self.gated: list[int] = []  # positions of the gated arguments
         self.count = 0
@@ -89,9 +104,13 @@ class BackwardWatch:
         def at_outputs(grads: Gradients) -> Gradients:
             by_position = dict(zip(chosen, grads, strict=True))
             self.grad_output = tuple(by_position.get(i) for i in range(len(parts)))
+            for hook in self.pre_hooks:
+                replaced = hook(self.module, self.grad_output)
+                if replaced is not None:
+                    self.grad_output = replaced if isinstance(replaced, tuple) else (replaced,)
             if not self.gated:
                 self._call((None,) * self.count)
-            return grads
+            return tuple(self.grad_output[i] for i in chosen)
 
         passed = dict(zip(chosen, _Gate.apply(at_outputs, *(parts[i] for i in chosen)), strict=True))
         replaced = tuple(passed.get(i, t) for i, t in enumerate(parts))

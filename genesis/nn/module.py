@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -14,7 +14,7 @@ from genesis.autograd.graph import HookHandle
 from genesis.errors import DTypeError, IndexRangeError, ModelError, UsageError, escape
 from genesis.functions.transfer import moved
 from genesis.keywords import refuse_unknown
-from genesis.nn.hooks import BackwardWatch, call_watches, hook_in
+from genesis.nn.hooks import BackwardWatch, Hook, call_watches, hook_in
 from genesis.nn.parameter import Parameter, cuda_device, move, targets
 from genesis.op import registry
 from genesis.tensor import Tensor
@@ -41,9 +41,9 @@ class Module:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _transient: set[str]  # names of buffers that state_dict leaves out
-    _pre_hooks: dict[int, Callable[..., Any]]
-    _forward_hooks: dict[int, Callable[..., Any]]
-    _backward_hooks: dict[int, Callable[..., Any]]
+    _pre_hooks: dict[int, Hook]
+    _forward_hooks: dict[int, Hook]
+    _backward_hooks: dict[int, Hook]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raises KeywordError for a keyword that `__init__` does not take."""
@@ -77,17 +77,32 @@ class Module:
             return self._hooked(*args, **kwargs)
 
     def _hooked(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward with its hooks."""
-        for hook in tuple(self._pre_hooks.values()):
-            changed = hook(self, args)
-            if changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
-        watch = BackwardWatch(self, list(self._backward_hooks.values())) if self._backward_hooks else None
-        result = self.forward(*(watch.inputs(args) if watch else args), **kwargs)
-        for hook in tuple(self._forward_hooks.values()):
-            changed = hook(self, args, result)
-            result = result if changed is None else changed
+        """Run forward with its hooks. After an error, the forward hooks with `always_call` still run."""
+        waiting = list(self._forward_hooks.values())
+        result = None
+        try:
+            for hook in tuple(self._pre_hooks.values()):
+                changed = hook.call(self, args, kwargs) if hook.kwargs else hook.call(self, args)
+                if changed is not None and hook.kwargs:
+                    if not (isinstance(changed, tuple) and len(changed) == 2):
+                        raise UsageError("a forward pre-hook with keywords returns None or (args, kwargs)")
+                    args, kwargs = changed
+                elif changed is not None:
+                    args = changed if isinstance(changed, tuple) else (changed,)
+            watch = BackwardWatch(self, tuple(self._backward_hooks.values())) if self._backward_hooks else None
+            result = self.forward(*(watch.inputs(args) if watch else args), **kwargs)
+            while waiting:
+                result = self._after_forward(waiting.pop(0), args, kwargs, result)
+        except Exception:
+            for hook in (h for h in waiting if h.always):
+                with suppress(Exception):  # the first error is raised
+                    result = self._after_forward(hook, args, kwargs, result)
+            raise
         return watch.outputs(result) if watch else result
+
+    def _after_forward(self, hook: Hook, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        changed = hook.call(self, args, kwargs, result) if hook.kwargs else hook.call(self, args, result)
+        return result if changed is None else changed
 
     # --- Parts, as attributes -----------------------------------------------------------------------------------------
 
@@ -350,20 +365,44 @@ class Module:
 
     # --- Hooks --------------------------------------------------------------------------------------------------------
 
-    def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(module, args)` before forward. A result other than None replaces the positional arguments."""
-        return hook_in(self._pre_hooks, hook)
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> HookHandle:
+        """Call `hook(module, args)` before forward. A result other than None replaces the positional arguments.
 
-    def register_forward_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(module, args, result)` after forward. A result of the hook other than None replaces `result`."""
-        return hook_in(self._forward_hooks, hook)
+        Args:
+            prepend: run before the hooks that are registered.
+            with_kwargs: call `hook(module, args, kwargs)`; it returns None or `(args, kwargs)`.
+        """
+        return hook_in(self._pre_hooks, Hook(hook, with_kwargs), prepend)
 
-    def register_full_backward_hook(self, hook: Callable[..., Any]) -> HookHandle:
+    def register_forward_hook(
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> HookHandle:
+        """Call `hook(module, args, result)` after forward. A result of the hook other than None replaces `result`.
+
+        Args:
+            prepend: run before the hooks that are registered.
+            with_kwargs: call `hook(module, args, kwargs, result)`.
+            always_call: run also if forward raises an error.
+        """
+        return hook_in(self._forward_hooks, Hook(hook, with_kwargs, always_call), prepend)
+
+    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
         """Call `hook(module, grad_input, grad_output)` in backward. A result other than None replaces `grad_input`.
 
         `grad_input` has an entry per positional argument and `grad_output` one per result, None without a gradient.
         """
-        return hook_in(self._backward_hooks, hook)
+        return hook_in(self._backward_hooks, Hook(hook), prepend)
+
+    def register_full_backward_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(module, grad_output)` before backward. A result other than None replaces `grad_output`."""
+        return hook_in(self._backward_hooks, Hook(hook, before=True), prepend)
 
     # --- Text ---------------------------------------------------------------------------------------------------------
 
