@@ -7,6 +7,7 @@ backward pass leaks nothing. A backward pass holds the leases of its vjps until 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import threading
@@ -95,6 +96,11 @@ class BaseNode:
     def apply(self, grads: list[Array | None], step: BackwardStep) -> Sequence[Array | None]:
         """Return the gradients of the inputs, given the gradients of the outputs."""
         raise NotImplementedError
+
+    @property
+    def next_functions(self) -> tuple[tuple[BaseNode | None, int], ...]:
+        """The nodes of the inputs, each with the number of its result; None for an input without a gradient."""
+        return tuple((None, 0) if edge is None else (edge.node, edge.output) for edge in self.edges)
 
     def release(self) -> None:
         """Drop the values saved for backward."""
@@ -270,3 +276,9 @@ class GradientSlot:
             lease.move_out()
         self._lease = None
         return self.array
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("save_on_cpu", "saved_tensors_hooks"):  # torch's place for them; loaded at first use
+        return getattr(importlib.import_module("genesis.autograd.saved_hooks"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

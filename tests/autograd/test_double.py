@@ -172,3 +172,21 @@ def test_a_pass_that_is_not_recorded_has_no_history() -> None:
     y.backward()
     with pytest.raises(GradientError, match="second time"):
         y.backward()
+
+
+def test_saved_tensors_are_packed_and_unpacked() -> None:
+    x, packed = leaf(genesis, 1, 2), []
+
+    def pack(tensor: Any) -> int:
+        packed.append(tensor * 1)
+        return len(packed) - 1
+
+    with genesis.autograd.graph.saved_tensors_hooks(pack, packed.__getitem__):
+        y = (x.exp() * x).sum()
+    assert [t.tolist() for t in packed[1:]] == [np.exp([1, 2]).tolist(), [1, 2]]
+    y.backward(create_graph=True)
+    np.testing.assert_allclose(x.grad.detach().numpy(), np.exp([1, 2]) * [2, 3])
+    with genesis.autograd.graph.save_on_cpu():
+        (x * x).sum().backward(inputs=[x])
+    (node, output), (other, _) = (x * genesis.ones(2)).grad_fn.next_functions
+    assert (node is None, output, other) == (False, 0, None)
