@@ -3,6 +3,9 @@
 `__init__.pyi`, written by `make stubs`, lists the activation modules, which are generated from op records.
 """
 
+import importlib
+from typing import Any
+
 from genesis.keywords import check_calls
 from genesis.nn import functional, init, utils
 from genesis.nn.attention import Attention, KVCache, RoPE
@@ -42,6 +45,12 @@ __all__ = [  # noqa: PLE0604  the activations are generated from op records
     *activations,
 ]
 __all__.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "modules":  # loaded at first use
+        return importlib.import_module("genesis.nn.modules")
+    raise AttributeError(f"module 'genesis.nn' has no attribute {name!r}")
 
 
 check_calls(globals(), ("KVCache", "Parameter"))  # modules check their keywords themselves

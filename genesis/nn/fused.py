@@ -14,6 +14,7 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.functions.linalg import LowRankPairs
 from genesis.functions.shape import cat
 from genesis.nn import functional as F
+from genesis.nn.hooks import everywhere_watches
 from genesis.nn.layers import Linear, RMSNorm
 from genesis.nn.lora import LoRALinear, low_rank_pairs
 from genesis.nn.module import Module
@@ -24,7 +25,9 @@ from genesis.tensor import Tensor
 
 
 def _is_plain(module: Module, kind: type[Module]) -> bool:
-    return type(module) is kind and not (module._pre_hooks or module._forward_hooks or module._backward_hooks)
+    return type(module) is kind and not (
+        module._pre_hooks or module._forward_hooks or module._backward_hooks or everywhere_watches
+    )
 
 
 def _is_linear(module: Module) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from genesis.autograd import Function, FunctionContext
@@ -49,6 +49,33 @@ def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHa
     table[number] = hook
     table.update(others)
     return HookHandle(lambda: table.pop(number, None))
+
+
+# Hooks on all modules. While there are any, `call_watches` is not empty, so that a call without hooks costs no more.
+everywhere: dict[str, dict[int, Hook]] = {"pre": {}, "forward": {}, "backward": {}}
+everywhere_watches: list[CallWatch] = []  # one per hook on all modules; any prevents fusion
+
+
+def hook_everywhere(table: str, hook: Hook) -> HookHandle:
+    """Add a hook on all modules: "pre", "forward" or "backward"."""
+    handle = hook_in(everywhere[table], hook)
+
+    def remove() -> None:
+        handle.remove()
+        call_watches.remove(watch)
+        everywhere_watches.remove(watch)
+
+    def watch(module: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    call_watches.append(watch)
+    everywhere_watches.append(watch)
+    return HookHandle(remove)
+
+
+def hooks_of(table: str, own: dict[int, Hook]) -> tuple[Hook, ...]:
+    """The hooks on all modules, then a module's own."""
+    return (*everywhere[table].values(), *own.values())
 
 
 class _Gate(Function):

@@ -14,7 +14,7 @@ from genesis.autograd.graph import HookHandle
 from genesis.errors import DTypeError, IndexRangeError, ModelError, UsageError, escape
 from genesis.functions.transfer import moved
 from genesis.keywords import refuse_unknown
-from genesis.nn.hooks import BackwardWatch, Hook, call_watches, hook_in
+from genesis.nn.hooks import BackwardWatch, Hook, call_watches, hook_in, hooks_of
 from genesis.nn.parameter import Parameter, cuda_device, move, targets
 from genesis.op import registry
 from genesis.tensor import Tensor
@@ -78,10 +78,10 @@ class Module:
 
     def _hooked(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward with its hooks. After an error, the forward hooks with `always_call` still run."""
-        waiting = list(self._forward_hooks.values())
+        waiting = list(hooks_of("forward", self._forward_hooks))
         result = None
         try:
-            for hook in tuple(self._pre_hooks.values()):
+            for hook in hooks_of("pre", self._pre_hooks):
                 changed = hook.call(self, args, kwargs) if hook.kwargs else hook.call(self, args)
                 if changed is not None and hook.kwargs:
                     if not (isinstance(changed, tuple) and len(changed) == 2):
@@ -89,7 +89,8 @@ class Module:
                     args, kwargs = changed
                 elif changed is not None:
                     args = changed if isinstance(changed, tuple) else (changed,)
-            watch = BackwardWatch(self, tuple(self._backward_hooks.values())) if self._backward_hooks else None
+            backward = hooks_of("backward", self._backward_hooks)
+            watch = BackwardWatch(self, backward) if backward else None
             result = self.forward(*(watch.inputs(args) if watch else args), **kwargs)
             while waiting:
                 result = self._after_forward(waiting.pop(0), args, kwargs, result)

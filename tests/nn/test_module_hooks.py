@@ -58,3 +58,27 @@ def test_what_is_retained_comes_after_all_hooks() -> None:
     assert not x.retains_grad
     y.sum().backward()
     assert y.grad.tolist() == [3]
+
+
+def test_hooks_on_all_modules_run_first() -> None:
+    everywhere, seen = nn.modules.module, []
+    model = nn.Sequential(Scale(), nn.Linear(1, 1))
+    model[1].register_forward_hook(lambda m, a, y: seen.append("own"))
+    handles = [
+        everywhere.register_module_forward_pre_hook(lambda m, a: seen.append(f"pre {type(m).__name__}")),
+        everywhere.register_module_forward_hook(lambda m, a, y: seen.append(type(m).__name__)),
+        everywhere.register_module_full_backward_hook(lambda m, gi, go: seen.append(f"back {type(m).__name__}")),
+        everywhere.register_module_full_backward_pre_hook(lambda m, go: seen.append(f"to {type(m).__name__}")),
+    ]
+    y = model(genesis.ones(1, 1, requires_grad=True))
+    order = ["pre Sequential", "pre Scale", "Scale", "pre Linear", "Linear", "own", "Sequential"]
+    assert seen == order
+    y.sum().backward()
+    assert seen[len(order) :] == [
+        "to Sequential", "to Linear", "back Linear", "to Scale", "back Scale", "back Sequential",
+    ]  # fmt: skip
+    for handle in handles:
+        handle.remove()
+    seen.clear()
+    model(genesis.ones(1, 1))
+    assert seen == ["own"]
