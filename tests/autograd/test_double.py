@@ -190,3 +190,26 @@ def test_saved_tensors_are_packed_and_unpacked() -> None:
         (x * x).sum().backward(inputs=[x])
     (node, output), (other, _) = (x * genesis.ones(2)).grad_fn.next_functions
     assert (node is None, output, other) == (False, 0, None)
+
+
+def _second_gradients(device: str) -> list[np.ndarray]:
+    """A loss through many ops, its gradients, and the gradients of their squares."""
+    rng = np.random.default_rng(0)
+    x, w, b, e = (
+        genesis.tensor(rng.normal(size=s).astype(np.float32)).to(device).requires_grad_()
+        for s in ((2, 3, 4), (4, 4), (4,), (5, 4))
+    )
+    ids = genesis.tensor([[0, 0, 3], [1, 2, 2]]).to(device)
+    h = F.layer_norm(F.gelu(F.linear(x + F.embedding(ids, e), w)), (4,), b, b)
+    h = F.rms_norm(h, (4,), w[0]).reshape(2, 1, 3, 4)
+    h = F.scaled_dot_product_attention(h, h, h, is_causal=True).reshape(6, 4)
+    h = F.silu(h).softmax(-1) * h.std(0) + h[:, [0, 0, 1, 2]].cumsum(0)
+    loss = F.cross_entropy(h, ids.reshape(-1)) + h.amax(1).prod() + h.logsumexp(0).sum()
+    first = grad(loss, [x, w, b, e], create_graph=True)
+    second = grad(sum((g * g).sum() for g in first), [x, w, b, e])
+    return [t.detach().cpu().numpy() for t in (loss, *first, *second)]
+
+
+def test_cuda_differentiates_twice_as_the_cpu_does() -> None:
+    for on_cpu, on_cuda in zip(_second_gradients("cpu"), _second_gradients("cuda"), strict=True):
+        np.testing.assert_allclose(on_cuda, on_cpu, rtol=1e-5, atol=1e-5 * np.abs(on_cpu).max())
