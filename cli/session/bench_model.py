@@ -37,6 +37,7 @@ from genesis_cli.session import bench_steps as steps
 from genesis_cli.session.bench_steps import Memory, Notify, Request
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
+from genesis_models.fuse import FusedAttention, FusedHeadNormAttention
 from genesis_models.registry import without_memory
 
 PHASES = ("forward", "backward", "optimizer")
@@ -223,9 +224,11 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
 
 ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
 SHARE = 1 / 6  # of the plan's time for each round of each side
-LEAN = ("qwen2", "qwen3", "llama", "mistral")  # families whose layers it computes
+# Parameters of a layer that the lean recipe's layers have, or may have.
+LEAN = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+LEAN |= {"input_layernorm", "post_attention_layernorm"}
 QKV_BIAS = {f"self_attn.{name}_proj.bias" for name in "qkv"}
-HEAD_NORMS = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
 # Its sizes, named as in a config.
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -240,9 +243,12 @@ def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
         PeerLacks: the recipe's layers compute something else than the model's.
     """
     model = without_memory(config)
-    names = {name.partition(".layers.0.")[2] for name, _ in model.named_parameters()}
-    biases = {name for name in names if name.endswith("bias")} - QKV_BIAS
-    if config.model_type not in LEAN or biases:
+    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
+    if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
+        raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
+    # Layers with the same parameters may still use them differently.
+    forms = {type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers}
+    if not forms <= {FusedAttention, FusedHeadNormAttention}:
         raise PeerLacks(f"the lean recipe's layers compute something else than those of {config.model_type}")
     if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
         raise PeerLacks(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")

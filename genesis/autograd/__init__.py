@@ -1,5 +1,8 @@
 """Reverse-mode automatic differentiation: the tape, the engine that runs it backward, and their public functions."""
 
+from contextlib import AbstractContextManager
+
+from genesis.autograd import engine
 from genesis.autograd.autocast import autocast, get_autocast_dtype, is_autocast_enabled
 from genesis.autograd.checkpoint import checkpoint
 from genesis.autograd.engine import backward, grad
@@ -40,6 +43,17 @@ __all__ = [
     "set_detect_anomaly",
     "set_grad_enabled",
 ]
+
+
+def _recorded_pass(retain_graph: bool, to_leaves: bool) -> tuple[engine.BackwardPass, AbstractContextManager[None]]:
+    from genesis.autograd.double import RecordedPass
+    from genesis.op import tracing
+
+    recorded = RecordedPass(retain_graph, to_leaves)
+    return recorded, tracing(recorded.tape)
+
+
+engine.recorded_pass.append(_recorded_pass)
 
 # `apply` and `checkpoint` pass keywords on, and the switches without arguments check theirs themselves.
 check_calls(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from genesis.autograd.graph import BaseNode, Edge, is_same_window, tape_watches
 from genesis.autograd.modes import enable_grad, is_anomaly_enabled, no_grad
 from genesis.autograd.record import AccumulateNode, TensorBase, apply, as_tensor, taped
 from genesis.errors import GradientError, NumericError, ShapeError, UsageError
-from genesis.op import Accumulated, GradientLease, registry, tracing
+from genesis.op import Accumulated, GradientLease, registry
 
 units: weakref.WeakSet[Array] = weakref.WeakSet()  # gradients of 1 with which passes start at a scalar loss
 
@@ -209,16 +209,18 @@ class _Step:
                 del self.current.leases[edge.node]
 
 
+# Returns a pass whose gradients have gradients, and what traces its ops; the package fills it, see double.py.
+recorded_pass: list[Callable[[bool, bool], tuple[BackwardPass, AbstractContextManager[None]]]] = []
+
+
 def _begin(
     retain_graph: bool, to_leaves: bool, create_graph: bool
 ) -> tuple[BackwardPass, AbstractContextManager[None], AbstractContextManager[None]]:
     """Return a pass, the context that traces its ops, and the mode in which hooks and custom functions run."""
     if not create_graph:
         return BackwardPass(retain_graph, to_leaves), nullcontext(), no_grad()
-    from genesis.autograd.double import RecordedPass
-
-    recorded = RecordedPass(retain_graph, to_leaves)
-    return recorded, tracing(recorded.tape), enable_grad()
+    recorded, trace = recorded_pass[0](retain_graph, to_leaves)
+    return recorded, trace, enable_grad()
 
 
 def run_backward(

@@ -161,7 +161,7 @@ def faults() -> list[Fault]:
             found.append(Fault(f"exit 0: {at}", rank, ("exit_in", place), 10, early))
             found.append(Fault(f"bug: {at}", rank, ("raise_in", place, "bug"), 70, ("RuntimeError: planted",)))
             if place == "step":
-                found.append(Fault(f"memory: {at}", rank, ("raise_in", place, "memory"), 7, ("no memory",)))
+                found.append(Fault(f"memory: {at}", rank, ("raise_in", place, "memory"), 7, ("too little memory",)))
             if place in ("step", "saving"):
                 found.append(Fault(f"disk: {at}", rank, ("raise_in", place, "disk"), 8, ("No space left on device",)))
             for number in (signal.SIGTERM, signal.SIGINT):

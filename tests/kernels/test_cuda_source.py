@@ -213,7 +213,7 @@ def test_an_op_shows_its_code() -> None:
     with pytest.raises(UsageError, match="depend on its inputs"):
         op.ptx(capability=(8, 0))
     (code,) = code_of(op.name, "ptx", ARCHITECTURES[80], shapes=[(5,)])
-    assert (code.kernel, code.capability) == ("square", (8, 0))
-    assert ".target sm_80" in code.text
+    assert code.startswith("// square: ptx for sm_80")
+    assert ".target sm_80" in code
     with pytest.raises(UsageError, match="square is CUDA C\\+\\+ and has no ttir"):
         list(code_of(op.name, "ttir", ARCHITECTURES[80], shapes=[(5,)]))

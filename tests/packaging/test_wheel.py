@@ -37,7 +37,7 @@ EVERYWHERE = {
 }
 LINUX = {"cuda-core", "cuda-python", "triton"}
 BROUGHT_BY = {"cuda": "cuda-python", "nccl": "nccl4py", "pydantic_core": "pydantic", "yaml": "pyyaml"}
-EXTRAS = {"bench", "dev", "distributed", "tensorboard", "wandb", "nvrtc", "parquet", "serve"}
+EXTRAS = {"bench", "dev", "docs", "distributed", "tensorboard", "wandb", "nvrtc", "parquet", "serve"}
 
 
 @pytest.fixture(scope="session")
