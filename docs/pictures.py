@@ -21,14 +21,13 @@ from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
 COLUMNS = 100
-BIN = Path(sys.executable).parent
 
 
 def in_terminal(command: str, folder: str) -> str:
     """What a terminal receives from the command."""
     master, slave = pty.openpty()
     environment = os.environ | {"COLUMNS": str(COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
-    words = [str(BIN / "genesis"), *command.split()[1:]]
+    words = [sys.executable, "-m", "genesis_cli", *command.split()[1:]]
     process = subprocess.Popen(words, cwd=folder, stdout=slave, stderr=slave, stdin=slave, env=environment)
     os.close(slave)
     received = b""
@@ -66,7 +65,7 @@ def main() -> int:
         command = "genesis train quickstart"
         lines = lasting_lines(in_terminal(command, folder))
         draw(command, [*lines[:12], "…", *lines[-12:]], "train.svg")
-        command = "genesis profile --op softmax --shape 512,4096"
+        command = "genesis profile --op softmax --shape 8192,4096"
         draw(command, lasting_lines(in_terminal(command, folder)), "profile.svg")
         in_terminal("genesis report runs/quickstart", folder)
         if browser := shutil.which("chromium"):
