@@ -55,7 +55,9 @@ def draw(command: str, lines: list[str], file: str) -> None:
     """Write the terminal as an SVG picture."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi("\n".join([f"\x1b[1m$ {command}\x1b[0m", *lines]).rstrip()))
-    console.save_svg(str(IMAGES / file), title="", font_aspect_ratio=0.61)
+    # Without fonts from the network.
+    drawn = console.export_svg(title="", font_aspect_ratio=0.61)
+    (IMAGES / file).write_text(re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL))
 
 
 def main() -> int:

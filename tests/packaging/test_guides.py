@@ -90,7 +90,7 @@ def test_troubleshooting_lists_every_exit_code() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 120
+    assert len(README.splitlines()) <= 100
     assert len(README.split()) <= 900
 
 
