@@ -222,3 +222,23 @@ def test_the_producers_stream_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     genesis.as_tensor(Foreign(genesis.ones(3, device="cuda"), stream=cuda.Stream().cuda_stream))
     genesis.as_tensor(Foreign(genesis.ones(3, device="cuda"), stream=None))
     assert waits == [0]
+
+
+def test_draws_compile_for_a_seed_of_one() -> None:
+    """Triton turns an integer argument of 1 into a constant unless the kernel forbids it."""
+    weights, draws = genesis.ones(8, device="cuda"), []
+    for _ in range(2):
+        genesis.manual_seed(1)
+        draws.append(
+            [
+                genesis.rand(8, device="cuda").tolist(),
+                genesis.randn(8, device="cuda").tolist(),
+                genesis.randint(9, (8,), device="cuda").tolist(),
+                genesis.bernoulli(weights / 2).tolist(),
+                genesis.multinomial(weights, 4).tolist(),
+                genesis.multinomial(weights, 4, replacement=True).tolist(),
+                genesis.multinomial(weights, 1).tolist(),
+                genesis.nn.functional.dropout(weights).tolist(),
+            ]
+        )
+    assert draws[0] == draws[1]

@@ -246,7 +246,7 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
     tl.store(p_total + i_row, tl.where((bad > 0) | (found < needed), float("nan"), last))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
 def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
     """Store for each sample the first category whose CDF exceeds the draw, found by bisection."""
     i_row = tl.program_id(1).to(tl.int64)
