@@ -37,6 +37,7 @@ from genesis.dtypes import promote_types as promote_types
 from genesis.functions.index import IndexPlan
 from genesis.functions.linalg import LowRankPairs
 from genesis.functions.reduce import ValuesAndIndices as ValuesAndIndices
+from genesis.functions.statistics import MinAndMax
 from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes
 from genesis.random import Generator as Generator
 from genesis.random import manual_seed as manual_seed
@@ -54,21 +55,61 @@ __all__ = [
     "Tensor",
     "ValuesAndIndices",
     "abs",
+    "abs_",
+    "absolute",
+    "acos",
+    "acos_",
+    "acosh",
+    "acosh_",
     "add",
+    "addbmm",
+    "addcdiv",
+    "addcmul",
     "addmm",
     "addmv",
+    "addr",
+    "adjoint",
     "all",
     "allclose",
     "amax",
     "amin",
+    "aminmax",
     "any",
     "arange",
+    "arccos",
+    "arccos_",
+    "arccosh",
+    "arccosh_",
+    "arcsin",
+    "arcsin_",
+    "arcsinh",
+    "arcsinh_",
+    "arctan",
+    "arctan2",
+    "arctan_",
+    "arctanh",
+    "arctanh_",
     "are_deterministic_algorithms_enabled",
     "argmax",
     "argmin",
     "argsort",
+    "argwhere",
     "as_strided",
+    "as_strided_scatter",
     "as_tensor",
+    "asarray",
+    "asin",
+    "asin_",
+    "asinh",
+    "asinh_",
+    "atan",
+    "atan2",
+    "atan_",
+    "atanh",
+    "atanh_",
+    "atleast_1d",
+    "atleast_2d",
+    "atleast_3d",
     "autocast",
     "autograd",
     "baddbmm",
@@ -76,66 +117,129 @@ __all__ = [
     "bfloat16",
     "bincount",
     "bitwise_and",
+    "bitwise_left_shift",
     "bitwise_not",
     "bitwise_or",
+    "bitwise_right_shift",
     "bitwise_xor",
+    "block_diag",
     "bmm",
     "bool",
+    "broadcast_shapes",
+    "broadcast_tensors",
     "broadcast_to",
+    "bucketize",
     "can_cast",
+    "cartesian_prod",
     "cat",
+    "cdist",
     "ceil",
+    "ceil_",
     "check_op",
     "chunk",
     "clamp",
+    "clamp_",
     "clamp_max",
+    "clamp_max_",
     "clamp_min",
+    "clamp_min_",
     "clip",
+    "clip_",
     "clone",
+    "column_stack",
+    "combinations",
     "concat",
+    "concatenate",
     "contiguous",
+    "copysign",
+    "corrcoef",
     "cos",
+    "cos_",
+    "cosh",
+    "cosh_",
     "count_nonzero",
+    "cov",
+    "cross",
     "cuda",
     "cuda_op",
+    "cummax",
+    "cummin",
+    "cumprod",
     "cumsum",
+    "cumulative_trapezoid",
     "custom",
+    "deg2rad",
+    "deg2rad_",
     "device",
+    "diag",
+    "diag_embed",
+    "diagflat",
     "diagonal",
+    "diagonal_scatter",
+    "diff",
+    "digamma",
+    "dist",
     "div",
+    "divide",
     "dot",
     "double",
     "dropout",
+    "dsplit",
+    "dstack",
     "einsum",
     "empty",
     "empty_like",
+    "empty_strided",
     "enable_grad",
     "eq",
     "equal",
     "erf",
+    "erf_",
+    "erfc",
+    "erfc_",
+    "erfinv",
     "errors",
     "exp",
     "exp2",
+    "exp2_",
+    "exp_",
     "expand",
     "expm1",
+    "expm1_",
     "eye",
+    "fill",
+    "fill_",
     "finfo",
+    "fix",
+    "fix_",
     "flatten",
     "flip",
+    "fliplr",
+    "flipud",
     "float",
     "float16",
     "float32",
     "float64",
+    "float_power",
     "floor",
+    "floor_",
     "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "frac",
+    "frac_",
     "from_dlpack",
     "from_numpy",
     "full",
     "full_like",
     "gather",
+    "gcd",
+    "gcd_",
     "ge",
     "gelu_tanh",
     "generate",
+    "ger",
     "get_autocast_dtype",
     "get_default_device",
     "get_default_dtype",
@@ -143,46 +247,82 @@ __all__ = [
     "get_num_interop_threads",
     "get_num_threads",
     "get_rng_state",
+    "greater",
+    "greater_equal",
     "gt",
     "half",
+    "heaviside",
+    "histc",
+    "hsplit",
+    "hstack",
+    "hypot",
     "iinfo",
     "index_add",
     "index_copy",
     "index_fill",
     "index_plan",
     "index_put",
+    "index_reduce",
     "index_select",
     "inference_mode",
     "initial_seed",
+    "inner",
     "int",
     "int8",
     "int16",
     "int32",
     "int64",
     "is_autocast_enabled",
+    "is_complex",
     "is_deterministic_algorithms_warn_only_enabled",
     "is_floating_point",
     "is_grad_enabled",
+    "is_nonzero",
+    "is_same_size",
+    "is_signed",
     "is_tensor",
     "isclose",
     "isfinite",
+    "isin",
     "isinf",
     "isnan",
+    "isneginf",
+    "isposinf",
+    "isreal",
+    "kron",
+    "kthvalue",
+    "lcm",
+    "lcm_",
+    "ldexp",
+    "ldexp_",
     "le",
     "left_shift",
     "lerp",
+    "less",
+    "less_equal",
+    "lgamma",
     "linear",
     "linspace",
     "load",
     "log",
     "log1p",
+    "log1p_",
     "log2",
+    "log2_",
     "log10",
+    "log10_",
+    "log_",
     "log_softmax",
+    "logaddexp",
+    "logaddexp2",
+    "logcumsumexp",
     "logical_and",
     "logical_not",
     "logical_or",
     "logical_xor",
+    "logit",
+    "logit_",
+    "logspace",
     "logsumexp",
     "long",
     "lt",
@@ -194,32 +334,57 @@ __all__ = [
     "max",
     "maximum",
     "mean",
+    "median",
+    "meshgrid",
     "min",
     "minimum",
     "mm",
+    "mode",
+    "moveaxis",
     "movedim",
+    "msort",
     "mul",
     "multinomial",
+    "multiply",
     "mv",
+    "mvlgamma",
+    "nan_to_num",
+    "nan_to_num_",
+    "nanmean",
+    "nanmedian",
+    "nanquantile",
+    "nansum",
     "narrow",
+    "narrow_copy",
     "ne",
     "neg",
+    "neg_",
+    "negative",
+    "negative_",
     "nn",
     "no_grad",
     "nonzero",
     "norm",
     "normal",
+    "not_equal",
     "numel",
     "ones",
     "ones_like",
     "optim",
     "outer",
     "pad",
+    "pdist",
     "permute",
+    "poisson",
+    "positive",
     "pow",
     "prod",
     "profiler",
     "promote_types",
+    "put",
+    "quantile",
+    "rad2deg",
+    "rad2deg_",
     "rand",
     "rand_like",
     "randint",
@@ -228,8 +393,10 @@ __all__ = [
     "randn_like",
     "random",
     "randperm",
+    "range",
     "ravel",
     "reciprocal",
+    "reciprocal_",
     "reduce_all",
     "reduce_amax",
     "reduce_amin",
@@ -245,20 +412,31 @@ __all__ = [
     "reduce_sum",
     "reduce_var",
     "relu",
+    "relu_",
     "remainder",
+    "renorm",
     "repeat",
     "repeat_interleave",
     "reshape",
     "result_type",
     "right_shift",
     "roll",
+    "rot90",
     "round",
+    "round_",
+    "row_stack",
     "rsqrt",
+    "rsqrt_",
+    "rsub",
     "save",
+    "scalar_tensor",
     "scatter",
     "scatter_add",
+    "scatter_reduce",
+    "searchsorted",
     "seed",
     "select",
+    "select_scatter",
     "set_default_device",
     "set_default_dtype",
     "set_float32_matmul_precision",
@@ -267,42 +445,84 @@ __all__ = [
     "set_num_threads",
     "set_printoptions",
     "set_rng_state",
+    "sgn",
+    "sgn_",
     "short",
     "sigmoid",
+    "sigmoid_",
     "sign",
+    "signbit",
     "silu",
     "sin",
+    "sin_",
+    "sinc",
+    "sinc_",
+    "sinh",
+    "sinh_",
+    "slice_scatter",
     "softmax",
     "sort",
     "split",
+    "split_with_sizes",
     "sqrt",
+    "sqrt_",
     "square",
+    "square_",
     "squeeze",
     "stack",
     "std",
+    "std_mean",
     "sub",
+    "subtract",
     "sum",
     "sum_to_shape",
     "swapaxes",
+    "swapdims",
+    "t",
+    "take",
     "take_along_dim",
     "tan",
+    "tan_",
     "tanh",
+    "tanh_",
     "tensor",
+    "tensor_split",
+    "tensordot",
+    "tile",
     "topk",
+    "trace",
     "transpose",
+    "trapezoid",
+    "trapz",
     "tril",
+    "tril_indices",
     "triton_op",
     "triu",
+    "triu_indices",
+    "true_divide",
     "trunc",
+    "trunc_",
     "uint8",
     "unbind",
     "unflatten",
     "unfold",
     "unique",
+    "unique_consecutive",
+    "unravel_index",
+    "unsafe_chunk",
+    "unsafe_split",
     "unsqueeze",
     "use_deterministic_algorithms",
+    "vander",
     "var",
+    "var_mean",
+    "vdot",
+    "vsplit",
+    "vstack",
     "where",
+    "xlogy",
+    "xlogy_",
+    "zero_",
     "zeros",
     "zeros_like",
 ]
@@ -327,6 +547,24 @@ __version__: str
 def abs(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """|x|."""
 
+def abs_(input: Tensor) -> Tensor:
+    """Compute `abs` in place."""
+
+def absolute(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """|x|."""
+
+def acos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arccosine."""
+
+def acos_(input: Tensor) -> Tensor:
+    """Compute `acos` in place."""
+
+def acosh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of cosh, for x ≥ 1."""
+
+def acosh_(input: Tensor) -> Tensor:
+    """Compute `acosh` in place."""
+
 def add(
     input: Tensor | builtins.float,
     other: Tensor | builtins.float,
@@ -336,11 +574,46 @@ def add(
 ) -> Tensor:
     """Return x + alpha·y."""
 
+def addbmm(
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: builtins.float = 1,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return beta·x + alpha·Σ batch1 @ batch2 over the batch; with beta = 0, x is not read."""
+
+def addcdiv(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: builtins.float = 1, out: Tensor | None = None
+) -> Tensor:
+    """Return x + value·tensor1 / tensor2. Raises DTypeError if both are integers."""
+
+def addcmul(
+    input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: builtins.float = 1, out: Tensor | None = None
+) -> Tensor:
+    """Return x + value·tensor1·tensor2."""
+
 def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
     """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
 
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
     """Return beta·x + alpha·(mat @ vec); x broadcasts."""
+
+def addr(
+    input: Tensor,
+    vec1: Tensor,
+    vec2: Tensor,
+    *,
+    beta: builtins.float = 1,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return beta·x + alpha·(vec1 ⊗ vec2); with beta = 0, x is not read."""
+
+def adjoint(input: Tensor) -> Tensor:
+    """Return x with its last two dimensions swapped, the adjoint of real matrices."""
 
 def all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
@@ -360,6 +633,15 @@ def amax(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out
 def amin(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return the smallest element over `dim` (default: all); equal ones share the gradient evenly."""
 
+def aminmax(
+    input: Tensor,
+    *,
+    dim: builtins.int | None = None,
+    keepdim: builtins.bool = False,
+    out: Sequence[Tensor] | None = None,
+) -> MinAndMax:
+    """Return the smallest and the largest elements along `dim`, or of all."""
+
 def any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
 
@@ -373,6 +655,45 @@ def arange(
     requires_grad: builtins.bool = False,
 ) -> Tensor:
     """Return start, start + step, … up to but excluding end, for arange([start,] end[, step])."""
+
+def arccos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arccosine."""
+
+def arccos_(input: Tensor) -> Tensor:
+    """Compute `acos` in place."""
+
+def arccosh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of cosh, for x ≥ 1."""
+
+def arccosh_(input: Tensor) -> Tensor:
+    """Compute `acosh` in place."""
+
+def arcsin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arcsine."""
+
+def arcsin_(input: Tensor) -> Tensor:
+    """Compute `asin` in place."""
+
+def arcsinh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of sinh."""
+
+def arcsinh_(input: Tensor) -> Tensor:
+    """Compute `asinh` in place."""
+
+def arctan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arctangent."""
+
+def arctan2(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """The angle of the point (y, x), from -π to π."""
+
+def arctan_(input: Tensor) -> Tensor:
+    """Compute `atan` in place."""
+
+def arctanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of tanh."""
+
+def arctanh_(input: Tensor) -> Tensor:
+    """Compute `atanh` in place."""
 
 def are_deterministic_algorithms_enabled() -> builtins.bool:
     """Return what `use_deterministic_algorithms` recorded."""
@@ -388,6 +709,9 @@ def argsort(
 ) -> Tensor:
     """Return the indices of `sort`."""
 
+def argwhere(input: Tensor) -> Tensor:
+    """Return indices `[n, ndim]` of the elements that are not 0."""
+
 def as_strided(
     input: Tensor,
     size: Sequence[builtins.int],
@@ -396,8 +720,63 @@ def as_strided(
 ) -> Tensor:
     """Return any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
 
+def as_strided_scatter(
+    input: Tensor,
+    src: Tensor,
+    size: Sequence[builtins.int],
+    stride: Sequence[builtins.int],
+    storage_offset: builtins.int | None = None,
+) -> Tensor:
+    """Return a copy of x with `src` in a window of its storage."""
+
 def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) -> Tensor:
     """Return `data` as a tensor, without a copy if possible."""
+
+def asarray(
+    obj: Any,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    copy: builtins.bool | None = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Return data as a tensor: with `copy` always a copy, with False never one, otherwise if needed."""
+
+def asin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arcsine."""
+
+def asin_(input: Tensor) -> Tensor:
+    """Compute `asin` in place."""
+
+def asinh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of sinh."""
+
+def asinh_(input: Tensor) -> Tensor:
+    """Compute `asinh` in place."""
+
+def atan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The arctangent."""
+
+def atan2(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """The angle of the point (y, x), from -π to π."""
+
+def atan_(input: Tensor) -> Tensor:
+    """Compute `atan` in place."""
+
+def atanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of tanh."""
+
+def atanh_(input: Tensor) -> Tensor:
+    """Compute `atanh` in place."""
+
+def atleast_1d(*tensors: Any) -> Any:
+    """Return a tensor, or a tuple of tensors, with at least 1 dimensions."""
+
+def atleast_2d(*tensors: Any) -> Any:
+    """Return a tensor, or a tuple of tensors, with at least 2 dimensions."""
+
+def atleast_3d(*tensors: Any) -> Any:
+    """Return a tensor, or a tuple of tensors, with at least 3 dimensions."""
 
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1
@@ -413,29 +792,70 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.i
 def bitwise_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The bits that x and y share."""
 
+def bitwise_left_shift(
+    input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """x·2^y of integers: the bits of x moved up by y."""
+
 def bitwise_not(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The bits of x inverted."""
 
 def bitwise_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The bits of x or y."""
 
+def bitwise_right_shift(
+    input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """x / 2^y of integers, rounded down."""
+
 def bitwise_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """The bits that x and y do not share."""
+
+def block_diag(*tensors: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the matrix with matrices (vectors as rows, numbers) as blocks along its diagonal."""
 
 def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x `[b, n, k]` @ y `[b, k, m]`, without broadcasting."""
 
+def broadcast_shapes(*shapes: Any) -> Any:
+    """Return the shape to which shapes (or single sizes) broadcast."""
+
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
+    """Return views of the tensors in their common shape."""
+
 def broadcast_to(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
     """Return x expanded to `shape`."""
+
+def bucketize(
+    input: Any,
+    boundaries: Tensor,
+    *,
+    out_int32: builtins.bool = False,
+    right: builtins.bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the bucket of each value between sorted `boundaries`; with `right`, a boundary opens the next
+    bucket."""
 
 def can_cast(from_: DTypeLike, to: DTypeLike) -> builtins.bool:
     """Return whether promotion may cast `from_` to `to`: never to a lower category, and to bool only from bool."""
 
+def cartesian_prod(*tensors: Any) -> Tensor:
+    """Return all combinations of vectors' elements as rows; of one vector, the vector."""
+
 def cat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
+def cdist(
+    x1: Tensor, x2: Tensor, p: builtins.float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
+) -> Tensor:
+    """Return the p-norm distances `[..., n, m]` between rows of x1 `[..., n, k]` and x2 `[..., m, k]`."""
+
 def ceil(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded up."""
+
+def ceil_(input: Tensor) -> Tensor:
+    """Compute `ceil` in place."""
 
 def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
@@ -449,11 +869,22 @@ def clamp(
 ) -> Tensor:
     """Return x limited to [min, max]; None leaves a side open."""
 
+def clamp_(
+    input: Tensor, min: Tensor | builtins.float | None = None, max: Tensor | builtins.float | None = None
+) -> Tensor:
+    """Compute `clamp` in place."""
+
 def clamp_max(input: Tensor, max: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Return the smaller of x and `max`, element by element."""
 
+def clamp_max_(input: Tensor, max: Tensor | builtins.float) -> Tensor:
+    """Compute `clamp_max` in place."""
+
 def clamp_min(input: Tensor, min: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Return the larger of x and `min`, element by element."""
+
+def clamp_min_(input: Tensor, min: Tensor | builtins.float) -> Tensor:
+    """Compute `clamp_min` in place."""
 
 def clip(
     input: Tensor,
@@ -464,31 +895,128 @@ def clip(
 ) -> Tensor:
     """Return x limited to [min, max]; None leaves a side open."""
 
+def clip_(
+    input: Tensor, min: Tensor | builtins.float | None = None, max: Tensor | builtins.float | None = None
+) -> Tensor:
+    """Compute `clamp` in place."""
+
 def clone(input: Tensor) -> Tensor:
     """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
 
+def column_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return tensors joined as columns: vectors and numbers become columns, matrices stay."""
+
+def combinations(input: Tensor, r: builtins.int = 2, with_replacement: builtins.bool = False) -> Tensor:
+    """Return the combinations of `r` elements of a vector as rows, in order."""
+
 def concat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+
+def concatenate(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
 def contiguous(input: Tensor) -> Tensor:
     """Return x itself if its elements are stored row-major without gaps, else a copy."""
 
+def copysign(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Return |x| with the sign of y, in a float dtype."""
+
+def corrcoef(input: Tensor) -> Tensor:
+    """Return the correlation coefficients of variables (rows) from observations (columns)."""
+
 def cos(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The cosine."""
 
+def cos_(input: Tensor) -> Tensor:
+    """Compute `cos` in place."""
+
+def cosh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic cosine."""
+
+def cosh_(input: Tensor) -> Tensor:
+    """Compute `cosh` in place."""
+
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """Return how many elements over `dim` are not 0, as int64."""
+
+def cov(
+    input: Tensor, *, correction: builtins.int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
+) -> Tensor:
+    """Return the covariance matrix of variables (rows) from observations (columns), which may have weights."""
+
+def cross(input: Tensor, other: Tensor, dim: builtins.int | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Return cross products along `dim` of size 3, by default the first such dimension."""
+
+def cummax(input: Tensor, dim: builtins.int, *, out: Sequence[Tensor] | None = None) -> ValuesAndIndices:
+    """Return the largest element so far along `dim`, and its position (the last of equals)."""
+
+def cummin(input: Tensor, dim: builtins.int, *, out: Sequence[Tensor] | None = None) -> ValuesAndIndices:
+    """Return the smallest element so far along `dim`, and its position (the last of equals)."""
+
+def cumprod(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None, out: Tensor | None = None) -> Tensor:
+    """Return cumulative products along `dim`; integers and bools give int64 by default."""
 
 def cumsum(
     input: Tensor, dim: builtins.int | None = None, *, dtype: DTypeLike = None, out: Tensor | None = None
 ) -> Tensor:
     """Return cumulative sums along `dim`; integers and bools give int64 by default."""
 
+def cumulative_trapezoid(
+    other: Tensor, input: Tensor | None = None, *, dx: builtins.float | None = None, dim: builtins.int = -1
+) -> Tensor:
+    """Return the integral up to each sample but the first; arguments as for `trapezoid`."""
+
+def deg2rad(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return degrees as radians."""
+
+def deg2rad_(input: Tensor) -> Tensor:
+    """Compute `deg2rad` in place."""
+
+def diag(input: Tensor, diagonal: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Return the matrix with a vector as its diagonal, or a copy of a matrix's diagonal."""
+
+def diag_embed(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = -2, dim2: builtins.int = -1) -> Tensor:
+    """Return matrices in dimensions `dim1` and `dim2` whose diagonals are the last dimension of x."""
+
+def diagflat(input: Tensor, offset: builtins.int = 0) -> Tensor:
+    """Return the matrix with the flattened x as its diagonal."""
+
 def diagonal(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, dim2: builtins.int = 1) -> Tensor:
     """Return the diagonals of the matrices in `dim1` and `dim2` as the last dimension, `offset` above the main
     one."""
 
+def diagonal_scatter(
+    input: Tensor, src: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, dim2: builtins.int = 1
+) -> Tensor:
+    """Return a copy of x with `src` as its diagonal."""
+
+def diff(
+    input: Tensor,
+    n: builtins.int = 1,
+    dim: builtins.int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the `n`-th differences of neighbours along `dim`, of x between `prepend` and `append`."""
+
+def digamma(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The derivative of lgamma."""
+
+def dist(input: Tensor, other: Tensor, p: builtins.float = 2) -> Tensor:
+    """Return the p-norm of x - other, as one number."""
+
 def div(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    rounding_mode: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x / y; `rounding_mode` "floor" or "trunc" rounds the quotient and keeps the operands' dtype."""
+
+def divide(
     input: Tensor | builtins.float,
     other: Tensor | builtins.float,
     *,
@@ -506,6 +1034,12 @@ def dropout(
     """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not
     training."""
 
+def dsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+    """Compute `tensor_split` along dimension 2, into equal sections."""
+
+def dstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return tensors joined along dimension 2, which is added where missing."""
+
 def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Return products of elements, summed over labels, as the equation says: `"bij,bjk->bik"`."""
 
@@ -519,6 +1053,16 @@ def empty_like(
 ) -> Tensor:
     """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
 
+def empty_strided(
+    size: Sizes,
+    stride: Sizes,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Return a tensor with undefined contents and the given strides, in elements."""
+
 def eq(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x = y."""
 
@@ -528,17 +1072,38 @@ def equal(input: Tensor, other: Tensor) -> builtins.bool:
 def erf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The error function: 2/√π·∫ e^-t² dt from 0 to x."""
 
+def erf_(input: Tensor) -> Tensor:
+    """Compute `erf` in place."""
+
+def erfc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """1 - erf(x), exact for large x."""
+
+def erfc_(input: Tensor) -> Tensor:
+    """Compute `erfc` in place."""
+
+def erfinv(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The inverse of erf."""
+
 def exp(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """e^x."""
 
 def exp2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """2^x."""
 
+def exp2_(input: Tensor) -> Tensor:
+    """Compute `exp2` in place."""
+
+def exp_(input: Tensor) -> Tensor:
+    """Compute `exp` in place."""
+
 def expand(input: Tensor, *sizes: Sizes) -> Tensor:
     """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
 
 def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """e^x - 1, exact near 0."""
+
+def expm1_(input: Tensor) -> Tensor:
+    """Compute `expm1` in place."""
 
 def eye(
     n: builtins.int,
@@ -550,19 +1115,58 @@ def eye(
 ) -> Tensor:
     """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
 
+def fill(input: Tensor, value: Tensor | builtins.float) -> Tensor:
+    """Return a tensor like x filled with `value`, a number or a 0-d tensor."""
+
+def fill_(input: Tensor, value: Tensor | builtins.float) -> Tensor:
+    """Set every element to `value`, a number or a 0-d tensor."""
+
+def fix(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """x rounded towards 0."""
+
+def fix_(input: Tensor) -> Tensor:
+    """Compute `trunc` in place."""
+
 def flatten(input: Tensor, start_dim: builtins.int = 0, end_dim: builtins.int = -1) -> Tensor:
     """Return x with dimensions `start_dim` to `end_dim` (inclusive) merged into one."""
 
 def flip(input: Tensor, *dims: Sizes) -> Tensor:
     """Return a copy with the elements along `dims` in reverse order."""
 
+def fliplr(input: Tensor) -> Tensor:
+    """Return x with dimension 1 reversed."""
+
+def flipud(input: Tensor) -> Tensor:
+    """Return x with dimension 0 reversed."""
+
+def float_power(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Return x^y in float64."""
+
 def floor(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded down."""
+
+def floor_(input: Tensor) -> Tensor:
+    """Compute `floor` in place."""
 
 def floor_divide(
     input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
 ) -> Tensor:
     """x / y rounded down."""
+
+def fmax(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the larger of x and y; where one is NaN, the other."""
+
+def fmin(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the smaller of x and y; where one is NaN, the other."""
+
+def fmod(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Return x - y·trunc(x / y): the remainder with the sign of x."""
+
+def frac(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return x - trunc(x)."""
+
+def frac_(input: Tensor) -> Tensor:
+    """Compute `frac` in place."""
 
 def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA."""
@@ -594,11 +1198,20 @@ def full_like(
 def gather(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
     """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
 
+def gcd(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the greatest common divisor of integers, by Euclid's algorithm; it blocks once a step."""
+
+def gcd_(input: Tensor, other: Tensor) -> Tensor:
+    """Compute `gcd` in place."""
+
 def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≥ y."""
 
 def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
+
+def ger(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
 
 def get_default_device() -> Device:
     """Return the device of factories without `device`."""
@@ -618,8 +1231,39 @@ def get_num_threads() -> builtins.int:
 def get_rng_state() -> Tensor:
     """Return the state of the default generator: uint8 `[16]`, the seed and the position."""
 
+def greater(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Whether x > y."""
+
+def greater_equal(
+    input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """Whether x ≥ y."""
+
 def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x > y."""
+
+def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return 0 for negative elements, 1 for positive ones, and `values` where x is 0."""
+
+def histc(
+    input: Tensor,
+    bins: builtins.int = 100,
+    min: builtins.float = 0,
+    max: builtins.float = 0,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the counts of elements in `bins` equal intervals from `min` to `max`; both 0 mean the data's
+    range."""
+
+def hsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+    """Compute `tensor_split` along dimension 1, into equal sections."""
+
+def hstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return tensors joined along dimension 1; vectors along dimension 0."""
+
+def hypot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return √(x² + y²), computed in float64."""
 
 def index_add(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: builtins.float = 1) -> Tensor:
     """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices
@@ -641,17 +1285,38 @@ def index_put(
     """Return x with `values` written, or added, at `indices`: a tuple of index tensors for the leading
     dimensions."""
 
+def index_reduce(
+    input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, reduce: str, *, include_self: builtins.bool = True
+) -> Tensor:
+    """Return x with slices of `source` reduced into the slices `index` of `dim`: "prod", "mean", "amax" or
+    "amin"."""
+
 def index_select(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
     """Return a copy of the slices `index` (a vector) along dimension `dim`."""
 
 def initial_seed() -> builtins.int:
     """Return the seed of the default generator."""
 
+def inner(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the sums of products over the last dimensions of x and y; a number scales the other."""
+
+def is_complex(input: Tensor) -> builtins.bool:
+    """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
+
 def is_deterministic_algorithms_warn_only_enabled() -> builtins.bool:
     """Return the `warn_only` that `use_deterministic_algorithms` recorded."""
 
 def is_floating_point(input: Tensor) -> builtins.bool:
     """Return whether x has a float dtype."""
+
+def is_nonzero(input: Tensor) -> builtins.bool:
+    """Return whether the only element is not 0. Raises ShapeError unless there is just one."""
+
+def is_same_size(input: Tensor, other: Tensor) -> builtins.bool:
+    """Return whether two tensors have the same shape."""
+
+def is_signed(input: Tensor) -> builtins.bool:
+    """Return whether a tensor's dtype has negative values."""
 
 def is_tensor(obj: Any) -> builtins.bool:
     """Return whether `obj` is a tensor."""
@@ -668,11 +1333,55 @@ def isclose(
 def isfinite(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Whether x is neither NaN nor infinite."""
 
+def isin(
+    elements: Any,
+    test_elements: Any,
+    *,
+    assume_unique: builtins.bool = False,
+    invert: builtins.bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return whether each element equals one of `test_elements`; `invert` negates it. One may be a number."""
+
 def isinf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Whether x is ∞ or -∞."""
 
 def isnan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Whether x is NaN."""
+
+def isneginf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return whether elements are -∞."""
+
+def isposinf(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return whether elements are ∞."""
+
+def isreal(input: Tensor) -> Tensor:
+    """Return whether elements are real: True for every dtype of Genesis."""
+
+def kron(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the Kronecker product: x with each element replaced by its product with y."""
+
+def kthvalue(
+    input: Tensor,
+    k: builtins.int,
+    dim: builtins.int = -1,
+    keepdim: builtins.bool = False,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> ValuesAndIndices:
+    """Return the k-th smallest element along `dim`, counted from 1, and its position."""
+
+def lcm(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the least common multiple of integers."""
+
+def lcm_(input: Tensor, other: Tensor) -> Tensor:
+    """Compute `lcm` in place."""
+
+def ldexp(input: Tensor, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Return x·2^other, in a float dtype."""
+
+def ldexp_(input: Tensor, other: Tensor | builtins.float) -> Tensor:
+    """Compute `ldexp` in place."""
 
 def le(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≤ y."""
@@ -688,6 +1397,15 @@ def lerp(
     out: Tensor | None = None,
 ) -> Tensor:
     """Return x + weight·(end - x)."""
+
+def less(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Whether x < y."""
+
+def less_equal(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Whether x ≤ y."""
+
+def lgamma(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log |Γ(x)|."""
 
 def linear(
     input: Tensor,
@@ -717,14 +1435,35 @@ def log(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def log10(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The logarithm to base 10."""
 
+def log10_(input: Tensor) -> Tensor:
+    """Compute `log10` in place."""
+
 def log1p(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """log(1 + x), exact near 0."""
+
+def log1p_(input: Tensor) -> Tensor:
+    """Compute `log1p` in place."""
 
 def log2(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The logarithm to base 2."""
 
+def log2_(input: Tensor) -> Tensor:
+    """Compute `log2` in place."""
+
+def log_(input: Tensor) -> Tensor:
+    """Compute `log` in place."""
+
 def log_softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
     """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
+
+def logaddexp(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return log(e^x + e^y), without overflow."""
+
+def logaddexp2(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return log2(2^x + 2^y), without overflow."""
+
+def logcumsumexp(input: Tensor, dim: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return log Σ e^x of the elements up to each one along `dim`, without overflow."""
 
 def logical_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x and y are both not 0."""
@@ -737,6 +1476,25 @@ def logical_or(input: Tensor | builtins.float, other: Tensor | builtins.float, *
 
 def logical_xor(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether just one of x and y is not 0."""
+
+def logit(input: Tensor, eps: builtins.float | None = None, *, out: Tensor | None = None) -> Tensor:
+    """Return log(x / (1 - x)); with `eps`, of x limited to [eps, 1 - eps]."""
+
+def logit_(input: Tensor, eps: builtins.float | None = None) -> Tensor:
+    """Compute `logit` in place."""
+
+def logspace(
+    start: builtins.float,
+    end: builtins.float,
+    steps: builtins.int,
+    base: builtins.float = 10.0,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return `base` to the power of `steps` evenly spaced values from start to end."""
 
 def logsumexp(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return log Σ e^x over `dim` (default: all)."""
@@ -780,6 +1538,19 @@ def mean(
 ) -> Tensor:
     """Return Σ x / n over `dim` (default: all); `dtype` casts x first."""
 
+def median(
+    input: Tensor,
+    dim: builtins.int | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> Any:
+    """Return the lower median of all elements, or (values, indices) along `dim`; NaN if there is one."""
+
+def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
+    """Return views of vectors as coordinates of a grid; `indexing` is "ij" (default) or "xy" (first two
+    swapped)."""
+
 def min(
     input: Tensor,
     dim: builtins.int | Tensor | None = None,
@@ -796,10 +1567,23 @@ def minimum(input: Tensor | builtins.float, other: Tensor | builtins.float, *, o
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x `[n, k]` @ y `[k, m]`."""
 
+def mode(
+    input: Tensor, dim: builtins.int = -1, keepdim: builtins.bool = False, *, out: Sequence[Tensor] | None = None
+) -> ValuesAndIndices:
+    """Return the most frequent element along `dim` (the smallest of them), and its last position."""
+
+def moveaxis(
+    input: Tensor, source: builtins.int | Sequence[builtins.int], destination: builtins.int | Sequence[builtins.int]
+) -> Tensor:
+    """Return x with dimensions `source` moved to positions `destination`; the others keep their order."""
+
 def movedim(
     input: Tensor, source: builtins.int | Sequence[builtins.int], destination: builtins.int | Sequence[builtins.int]
 ) -> Tensor:
     """Return x with dimensions `source` moved to positions `destination`; the others keep their order."""
+
+def msort(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return x sorted along its first dimension."""
 
 def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x·y."""
@@ -809,17 +1593,93 @@ def multinomial(
 ) -> Tensor:
     """Return `num_samples` categories for each row of weights x, `[n]` or `[rows, n]`, as int64."""
 
+def multiply(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """x·y."""
+
 def mv(input: Tensor, vec: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x `[n, k]` @ y `[k]`."""
 
+def mvlgamma(input: Tensor, p: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return the logarithm of the multivariate gamma function of dimension `p`."""
+
+def nan_to_num(
+    input: Tensor,
+    nan: builtins.float | None = None,
+    posinf: builtins.float | None = None,
+    neginf: builtins.float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x with NaN, ∞ and -∞ replaced: by 0 and the dtype's largest and smallest values unless given."""
+
+def nan_to_num_(
+    input: Tensor,
+    nan: builtins.float | None = None,
+    posinf: builtins.float | None = None,
+    neginf: builtins.float | None = None,
+) -> Tensor:
+    """Compute `nan_to_num` in place."""
+
+def nanmean(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the mean over `dim` of the elements that are not NaN."""
+
+def nanmedian(
+    input: Tensor,
+    dim: builtins.int | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    out: Sequence[Tensor] | None = None,
+) -> Any:
+    """Return the lower median of the elements that are not NaN; see `median`."""
+
+def nanquantile(
+    input: Tensor,
+    q: Any,
+    dim: builtins.int | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    interpolation: str = "linear",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute `quantile` of the elements that are not NaN."""
+
+def nansum(
+    input: Tensor,
+    dim: Dims = None,
+    keepdim: builtins.bool = False,
+    *,
+    dtype: DTypeLike = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return the sum over `dim`, with NaN counted as 0."""
+
 def narrow(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
     """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
+
+def narrow_copy(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
+    """Return a copy of `narrow`."""
 
 def ne(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≠ y."""
 
 def neg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """-x."""
+
+def neg_(input: Tensor) -> Tensor:
+    """Compute `neg` in place."""
+
+def negative(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """-x."""
+
+def negative_(input: Tensor) -> Tensor:
+    """Compute `neg` in place."""
 
 def nonzero(input: Tensor, as_tuple: builtins.bool = False) -> Any:
     """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
@@ -847,6 +1707,9 @@ def normal(
 ) -> Tensor:
     """Return normal values with the given mean and standard deviation, of shape `size`."""
 
+def not_equal(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Whether x ≠ y."""
+
 def numel(input: Tensor) -> builtins.int:
     """Return the number of elements of x."""
 
@@ -867,8 +1730,17 @@ def pad(input: Tensor, pad: Sequence[builtins.int], mode: str = "constant", valu
     """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths
     crop."""
 
+def pdist(input: Tensor, p: builtins.float = 2.0) -> Tensor:
+    """Return the p-norm distances between each row of a matrix and the later ones, as a vector."""
+
 def permute(input: Tensor, *dims: Sizes) -> Tensor:
     """Return x with its dimensions in the order `dims`."""
+
+def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
+    """Return Poisson values with the rates in x; reading whether more are to be drawn blocks once a step."""
+
+def positive(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return x itself. Raises DTypeError for bools."""
 
 def pow(input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x^y."""
@@ -882,6 +1754,26 @@ def prod(
     out: Tensor | None = None,
 ) -> Tensor:
     """Return Π x over `dim`, one or several (default: all); integers and bools give int64 by default."""
+
+def put(input: Tensor, index: Tensor, source: Tensor, accumulate: builtins.bool = False) -> Tensor:
+    """Compute `put_` on a copy."""
+
+def quantile(
+    input: Tensor,
+    q: Any,
+    dim: builtins.int | None = None,
+    keepdim: builtins.bool = False,
+    *,
+    interpolation: str = "linear",
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return quantiles `q` (a number or a vector) of all elements or along `dim`; NaN where there is one."""
+
+def rad2deg(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return radians as degrees."""
+
+def rad2deg_(input: Tensor) -> Tensor:
+    """Compute `rad2deg` in place."""
 
 def rand(
     *size: Sizes,
@@ -949,11 +1841,26 @@ def randperm(
 ) -> Tensor:
     """Return 0 … n-1 in random order."""
 
+def range(
+    start: builtins.float,
+    end: builtins.float | None = None,
+    step: builtins.float = 1,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return start, start + step, … up to and including end, in the default dtype unless `dtype` is given."""
+
 def ravel(input: Tensor) -> Tensor:
     """Return all elements in one dimension, in row-major order."""
 
 def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / x."""
+
+def reciprocal_(input: Tensor) -> Tensor:
+    """Compute `reciprocal` in place."""
 
 def reduce_all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
@@ -1051,8 +1958,16 @@ def reduce_var(
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """max(x, 0)."""
 
+def relu_(input: Tensor) -> Tensor:
+    """Compute `relu` in place."""
+
 def remainder(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x - y·floor(x / y): it has the sign of y."""
+
+def renorm(
+    input: Tensor, p: builtins.float, dim: builtins.int, maxnorm: builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """Return x with each slice along `dim` scaled so that its p-norm is at most `maxnorm`."""
 
 def repeat(input: Tensor, *sizes: Sizes) -> Tensor:
     """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
@@ -1077,11 +1992,33 @@ def roll(
 ) -> Tensor:
     """Return x with elements rotated by `shifts` along `dims`; without `dims`, in the flattened tensor."""
 
+def rot90(input: Tensor, k: builtins.int = 1, dims: Sequence[builtins.int] = (0, 1)) -> Tensor:
+    """Return x rotated `k` quarter turns in the plane of `dims`, from the first towards the second."""
+
 def round(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded to the nearest integer, halves to the even one."""
 
+def round_(input: Tensor) -> Tensor:
+    """Compute `round` in place."""
+
+def row_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return tensors joined along dimension 0; vectors count as rows."""
+
 def rsqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / √x."""
+
+def rsqrt_(input: Tensor) -> Tensor:
+    """Compute `rsqrt` in place."""
+
+def rsub(
+    input: Tensor, other: Tensor | builtins.float, *, alpha: builtins.float = 1, out: Tensor | None = None
+) -> Tensor:
+    """Return other - alpha·x."""
+
+def scalar_tensor(
+    s: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+) -> Tensor:
+    """Return a number as a tensor without dimensions, in the default dtype unless `dtype` is given."""
 
 def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
     """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
@@ -1089,11 +2026,32 @@ def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | built
 def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
     """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
 
+def scatter_reduce(
+    input: Tensor, dim: builtins.int, index: Tensor, src: Tensor, reduce: str, *, include_self: builtins.bool = True
+) -> Tensor:
+    """Return x with src[i, j] reduced into x[i, index[i, j]] (dim = 1): "sum", "prod", "mean", "amax" or
+    "amin"."""
+
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: builtins.bool = False,
+    right: builtins.bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return where `input` would be inserted in sorted lines: before equals, or with `right` after them."""
+
 def seed() -> builtins.int:
     """Seed the default generator from the system's entropy, and return the seed."""
 
 def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
     """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
+
+def select_scatter(input: Tensor, src: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
+    """Return a copy of x with `src` as slice `index` of `dim`."""
 
 def set_default_device(device: DeviceLike) -> None:
     """Set the device of factories without `device`; None means the CPU."""
@@ -1124,17 +2082,54 @@ def set_printoptions(
 def set_rng_state(new_state: Tensor) -> None:
     """Restore a state that `get_rng_state` returned."""
 
+def sgn(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """-1, 0 or 1."""
+
+def sgn_(input: Tensor) -> Tensor:
+    """Compute `sign` in place."""
+
 def sigmoid(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / (1 + e^-x)."""
 
+def sigmoid_(input: Tensor) -> Tensor:
+    """Compute `sigmoid` in place."""
+
 def sign(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """-1, 0 or 1."""
+
+def signbit(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return whether the sign is negative; also for -0."""
 
 def silu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x·sigmoid(x)."""
 
 def sin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The sine."""
+
+def sin_(input: Tensor) -> Tensor:
+    """Compute `sin` in place."""
+
+def sinc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return sin(πx) / (πx); 1 at 0."""
+
+def sinc_(input: Tensor) -> Tensor:
+    """Compute `sinc` in place."""
+
+def sinh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The hyperbolic sine."""
+
+def sinh_(input: Tensor) -> Tensor:
+    """Compute `sinh` in place."""
+
+def slice_scatter(
+    input: Tensor,
+    src: Tensor,
+    dim: builtins.int = 0,
+    start: builtins.int | None = None,
+    end: builtins.int | None = None,
+    step: builtins.int = 1,
+) -> Tensor:
+    """Return a copy of x with `src` in start:end:step of `dim`."""
 
 def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
@@ -1149,11 +2144,20 @@ def split(
 ) -> tuple[Tensor, ...]:
     """Return views along `dim`: of one size (the last may be smaller), or of the listed sizes."""
 
+def split_with_sizes(input: Tensor, split_sizes: Sequence[builtins.int], dim: builtins.int = 0) -> tuple[Tensor, ...]:
+    """Return views of the listed sizes along `dim`."""
+
 def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """√x."""
 
+def sqrt_(input: Tensor) -> Tensor:
+    """Compute `sqrt` in place."""
+
 def square(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x²."""
+
+def square_(input: Tensor) -> Tensor:
+    """Compute `square` in place."""
 
 def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = None) -> Tensor:
     """Return x without its dimensions of size 1: all of them, or those in `dim`."""
@@ -1172,7 +2176,26 @@ def std(
 ) -> Tensor:
     """Return √`var`, with the same arguments; where it is 0, its gradient is 0."""
 
+def std_mean(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `std` and `mean` over `dim`."""
+
 def sub(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x - alpha·y."""
+
+def subtract(
     input: Tensor | builtins.float,
     other: Tensor | builtins.float,
     *,
@@ -1197,19 +2220,50 @@ def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
 def swapaxes(input: Tensor, axis0: builtins.int, axis1: builtins.int) -> Tensor:
     """Compute `transpose`; this is numpy's name."""
 
+def swapdims(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
+    """Return x with two dimensions swapped."""
+
+def t(input: Tensor) -> Tensor:
+    """Return the transpose of a matrix; vectors and scalars are returned unchanged."""
+
+def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the elements of the flattened x at `index`, in its shape."""
+
 def take_along_dim(input: Tensor, indices: Tensor, dim: builtins.int | None = None) -> Tensor:
     """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
 
 def tan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The tangent."""
 
+def tan_(input: Tensor) -> Tensor:
+    """Compute `tan` in place."""
+
 def tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The hyperbolic tangent."""
+
+def tanh_(input: Tensor) -> Tensor:
+    """Compute `tanh` in place."""
 
 def tensor(
     data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
 ) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
+
+def tensor_split(
+    input: Tensor,
+    indices_or_sections: builtins.int | Sequence[builtins.int] | Tensor,
+    dim: builtins.int = 0,
+    *,
+    indices: Any = None,
+    sections: Any = None,
+) -> tuple[Tensor, ...]:
+    """Return views along `dim`: that many of nearly equal size, or cut before the given indices."""
+
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, out: Tensor | None = None) -> Tensor:
+    """Return the product of two tensors summed over pairs of dimensions."""
+
+def tile(input: Tensor, *dims: Sizes) -> Tensor:
+    """Return x repeated `dims` times along its last dimensions; missing counts are 1."""
 
 def topk(
     input: Tensor,
@@ -1220,17 +2274,52 @@ def topk(
 ) -> ValuesAndIndices:
     """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions."""
 
+def trace(input: Tensor) -> Tensor:
+    """Return the sum of a matrix's diagonal."""
+
 def transpose(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
     """Return x with two dimensions swapped."""
+
+def trapezoid(
+    other: Tensor, input: Tensor | None = None, *, dx: builtins.float | None = None, dim: builtins.int = -1
+) -> Tensor:
+    """Return the integral of samples `y` along `dim` by the trapezoidal rule, at points `x` or `dx` (1) apart."""
+
+def trapz(
+    other: Tensor, input: Tensor | None = None, *, dx: builtins.float | None = None, dim: builtins.int = -1
+) -> Tensor:
+    """Return the integral of samples `y` along `dim` by the trapezoidal rule, at points `x` or `dx` (1) apart."""
 
 def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
     """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
 
+def tril_indices(
+    row: builtins.int, col: builtins.int, offset: builtins.int = 0, *, dtype: DTypeLike = ..., device: DeviceLike = None
+) -> Tensor:
+    """Return rows and columns `[2, n]` of the lower triangle of a matrix, up to diagonal `offset`."""
+
 def triu(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
     """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
 
+def triu_indices(
+    row: builtins.int, col: builtins.int, offset: builtins.int = 0, *, dtype: DTypeLike = ..., device: DeviceLike = None
+) -> Tensor:
+    """Return rows and columns `[2, n]` of the upper triangle of a matrix, up to diagonal `offset`."""
+
+def true_divide(
+    input: Tensor | builtins.float,
+    other: Tensor | builtins.float,
+    *,
+    rounding_mode: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return x / y; `rounding_mode` "floor" or "trunc" rounds the quotient and keeps the operands' dtype."""
+
 def trunc(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded towards 0."""
+
+def trunc_(input: Tensor) -> Tensor:
+    """Compute `trunc` in place."""
 
 def unbind(input: Tensor, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return one view per index of dimension `dim`, which is removed."""
@@ -1249,11 +2338,33 @@ def unique(
 ) -> Any:
     """Return the distinct values of the flattened x, sorted; reading their count blocks once."""
 
+def unique_consecutive(
+    input: Tensor,
+    return_inverse: builtins.bool = False,
+    return_counts: builtins.bool = False,
+    dim: builtins.int | None = None,
+) -> Any:
+    """Return x without repetitions of neighbours, of the flattened tensor or of slices along `dim`."""
+
+def unravel_index(indices: Tensor, shape: Sequence[builtins.int]) -> tuple[Tensor, ...]:
+    """Return the coordinates of positions in a flattened tensor of `shape`."""
+
+def unsafe_chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
+    """Compute `chunk`."""
+
+def unsafe_split(
+    tensor: Tensor, split_size_or_sections: builtins.int | Sequence[builtins.int], dim: builtins.int = 0
+) -> tuple[Tensor, ...]:
+    """Return views along `dim`: of one size (the last may be smaller), or of the listed sizes."""
+
 def unsqueeze(input: Tensor, dim: builtins.int) -> Tensor:
     """Return x with a dimension of size 1 inserted before `dim`."""
 
 def use_deterministic_algorithms(mode: builtins.bool, *, warn_only: builtins.bool = False) -> None:
     """Record the choice; every algorithm here is deterministic in either case."""
+
+def vander(input: Tensor, N: builtins.int | None = None, increasing: builtins.bool = False) -> Tensor:
+    """Return the Vandermonde matrix of a vector, with N columns (default: square) of decreasing powers."""
 
 def var(
     input: Tensor,
@@ -1266,8 +2377,36 @@ def var(
 ) -> Tensor:
     """Return Σ (x - mean)² / (n - correction) over `dim` (default: all)."""
 
+def var_mean(
+    input: Tensor,
+    dim: Dims | builtins.bool = None,
+    unbiased: builtins.bool = True,
+    keepdim: builtins.bool = False,
+    *,
+    correction: builtins.float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `var` and `mean` over `dim`."""
+
+def vdot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the dot product of two vectors."""
+
+def vsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+    """Compute `tensor_split` along dimension 0, into equal sections."""
+
+def vstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
+    """Return tensors joined along dimension 0; vectors count as rows."""
+
 def where(condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float) -> Tensor:
     """Return x where `condition` (bool) is true, else y."""
+
+def xlogy(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
+    """Return x·log(y); 0 where x is 0 and y is not NaN."""
+
+def xlogy_(input: Tensor | builtins.float, other: Tensor | builtins.float) -> Tensor:
+    """Compute `xlogy` in place."""
+
+def zero_(input: Tensor) -> Tensor:
+    """Set every element to 0."""
 
 def zeros(
     *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False

@@ -6,32 +6,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from genesis.functions import (  # noqa: F401  importing them fills the tables
-    create,
-    elementwise,
-    exchange,
-    index,
-    linalg,
-    pointwise,
-    printing,
-    random,
-    reduce,
-    settings,
-    shape,
-)
+from genesis.functions import forms, index  # noqa: F401  importing them fills the tables
 from genesis.functions.surface import Operand, Tensor, bare, methods
-
-# Further names of methods in torch.
-_ALIASES = {
-    "absolute": "abs",
-    "clip": "clamp",
-    "clip_": "clamp_",
-    "divide": "div",
-    "multiply": "mul",
-    "negative": "neg",
-    "subtract": "sub",
-}
-
 
 # Operators and the functions that they call. Those in the first two tables also have an in-place form.
 _COMMUTING = {"add": "add", "mul": "mul", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
@@ -89,6 +65,5 @@ class Methods:
     __slots__ = ()
 
 
-methods |= {alias: methods[name] for alias, name in _ALIASES.items()}
 for _name, _method in (*methods.items(), *_operators()):
     setattr(Methods, _name, _method)

@@ -13,6 +13,7 @@ from genesis.functions.surface import Operand, Tensor, array_of, as_operand, che
 from genesis.op import Op, registry
 from genesis.ops import activation as _activation  # noqa: F401  registers its ops
 from genesis.ops import elementwise as _elementwise  # noqa: F401
+from genesis.ops import special as _special  # noqa: F401
 
 if TYPE_CHECKING:
 

@@ -12,6 +12,7 @@ for anything else. Keywords may have torch's names; an unknown keyword raises an
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
@@ -20,10 +21,12 @@ from typing import Any, TypeAlias, TypeVar, overload
 import numpy as np
 
 from genesis.array import Array
-from genesis.autograd.record import TensorBase
+from genesis.autograd.modes import is_grad_enabled
+from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import Device
 from genesis.dtypes import INTEGER, DType
-from genesis.errors import DTypeError, UsageError, unknown_keyword
+from genesis.errors import DTypeError, ShapeError, UsageError, unknown_keyword
+from genesis.op import registry
 from genesis.random import Generator
 from genesis.shapes import Shape
 
@@ -297,6 +300,67 @@ def bare(function: Any) -> Any:
     return function.__wrapped__
 
 
+# --- Derived forms ----------------------------------------------------------------------------------------------------
+
+
+def store(result: Any, out: Any, name: str) -> Any:
+    """Copy a result, or each of several, into the tensors `out`, and return those in the result's place."""
+    if not isinstance(result, tuple):
+        array_of(out, name)
+        return apply(registry["copy"], result, out=out)
+    if not isinstance(out, (tuple, list)) or len(out) != len(result):
+        raise UsageError(f"{name} has {len(result)} results", next=f"pass out= with {len(result)} tensors")
+    stored = [store(r, o, name) for r, o in zip(result, out, strict=True)]
+    return type(result)(*stored) if hasattr(result, "_fields") else tuple(stored)
+
+
+def _with_out(called: Any) -> Any:
+    """Return a function with a further keyword `out`: memory for its result, which it returns."""
+
+    @functools.wraps(called)
+    def with_out(*args: Any, out: Any = None, **given: Any) -> Any:
+        result = called(*args, **given)
+        return result if out is None else store(result, out, called.__name__)
+
+    signature = inspect.signature(called)
+    annotation = "Tensor | None" if signature.return_annotation == "Tensor" else "Sequence[Tensor] | None"
+    parameter = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    with_out.__signature__ = signature.replace(parameters=[*signature.parameters.values(), parameter])  # type: ignore[attr-defined]
+    return with_out
+
+
+def derived_in_place(function: Any) -> Any:
+    """Return the method `x.f_(…)`, which overwrites x with `f(x, …)`, made of a public function."""
+    name, written = f"{function.__name__}_", inspect.unwrap(function)
+    renamed = FunctionType(written.__code__, written.__globals__, name, written.__defaults__, written.__closure__)
+    renamed.__kwdefaults__, renamed.__annotations__ = written.__kwdefaults__, written.__annotations__
+    compute = normalized(renamed, **getattr(function, "keywords", {}))
+
+    @functools.wraps(function)
+    def method(*args: Any, **given: Any) -> Any:
+        if not args:
+            args = (given.pop("input", None),) if "input" in given else (compute(**given),)
+        x = args[0]
+        array = array_of(x, name)
+        tensors = [v for v in (*args, *given.values()) if isinstance(v, TensorBase)]
+        is_recorded = is_grad_enabled() and any(v.requires_grad for v in tensors)
+        # Autograd may save x for the gradient, so a recorded call computes with a copy.
+        result = compute(apply(registry["copy"], x) if is_recorded else x, *args[1:], **given)
+        found = array_of(result, name)
+        if found.dtype.category > array.dtype.category:
+            raise DTypeError(f"{name}: a {found.dtype} result does not fit into {array.dtype}", next=f"use {name[:-1]}")
+        if found.shape != array.shape:
+            raise ShapeError(f"{name}: the result has shape {found.shape}, the tensor has {array.shape}")
+        return apply_(registry["overwrite"], x, x, result)
+
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.name != "out"]
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"Compute `{name[:-1]}` in place."
+    method.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return method
+
+
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -316,6 +380,8 @@ def public(
     function: bool = True,
     method: bool = True,
     nn: bool = False,
+    out: bool = False,
+    in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
 ) -> Callable[[F], F]: ...
@@ -328,6 +394,8 @@ def public(
     function: bool = True,
     method: bool = True,
     nn: bool = False,
+    out: bool = False,
+    in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
 ) -> Any:
@@ -338,12 +406,15 @@ def public(
         function: whether `genesis` exports it; in-place functions (with a trailing underscore) are only methods.
         method: whether it is a method of Tensor.
         nn: whether `genesis.nn.functional` exports it.
+        out: whether the function gets a keyword `out`, into which the result is copied.
+        in_place: whether Tensor also has the method with a trailing underscore, which overwrites x with the result.
         also: further names of the function in `genesis`.
         keywords: further keywords, with the parameters that they name.
     """
 
     def register(definition: Any) -> Any:
         name, wrapped = definition.__name__, normalized(definition, **(keywords or {}))
+        wrapped = _with_out(wrapped) if out else wrapped
         wrapped.keywords = keywords or {}
         is_in_place = name[-1] == "_"
         tables = ((functions, function and not is_in_place), (methods, method), (functional, nn and not is_in_place))
@@ -352,6 +423,8 @@ def public(
                 assert name not in table, f"{name} is public twice"
                 table[name] = wrapped
         functions.update(dict.fromkeys(also, wrapped))
+        if in_place:
+            methods[f"{name}_"] = derived_in_place(wrapped)
         return wrapped
 
     return register if written is None else register(written)

@@ -284,7 +284,7 @@ def root(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
-def _in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
+def in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
     """Return a version of `function` that takes interpreted tiles and computes with their numpy arrays."""
 
     def interpreted(*tiles: Any) -> Any:
@@ -299,10 +299,10 @@ def _in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
 if is_interpreted():
     from genesis.ops.elementwise import erf_values
 
-    exp, exp2, expm1 = _in_numpy(np.exp), _in_numpy(np.exp2), _in_numpy(np.expm1)
-    log, log2, log10, log1p = _in_numpy(np.log), _in_numpy(np.log2), _in_numpy(np.log10), _in_numpy(np.log1p)
-    sin, cos, tan, tanh = _in_numpy(np.sin), _in_numpy(np.cos), _in_numpy(np.tan), _in_numpy(np.tanh)
-    rint, trunc, power, erf = _in_numpy(np.rint), _in_numpy(np.trunc), _in_numpy(np.power), _in_numpy(erf_values)
-    approx_reciprocal = _in_numpy(np.reciprocal)
-    fma = _in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact if x·y is about -z
-    fmod, divide, root = _in_numpy(np.fmod), _in_numpy(np.divide), _in_numpy(np.sqrt)
+    exp, exp2, expm1 = in_numpy(np.exp), in_numpy(np.exp2), in_numpy(np.expm1)
+    log, log2, log10, log1p = in_numpy(np.log), in_numpy(np.log2), in_numpy(np.log10), in_numpy(np.log1p)
+    sin, cos, tan, tanh = in_numpy(np.sin), in_numpy(np.cos), in_numpy(np.tan), in_numpy(np.tanh)
+    rint, trunc, power, erf = in_numpy(np.rint), in_numpy(np.trunc), in_numpy(np.power), in_numpy(erf_values)
+    approx_reciprocal = in_numpy(np.reciprocal)
+    fma = in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact if x·y is about -z
+    fmod, divide, root = in_numpy(np.fmod), in_numpy(np.divide), in_numpy(np.sqrt)

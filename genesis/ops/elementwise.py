@@ -122,10 +122,12 @@ def _register(
     `flops` counts per output element.
     """
     reference.__doc__ = doc
-    facts: dict[str, Any] = {"public": name, "method": True, "torch": f"torch.{name}", **rest}
+    facts: dict[str, Any] = {
+        "public": name, "method": True, "torch": f"torch.{name}", "family": "elementwise", **rest,
+    }  # fmt: skip
     if flops != 1:
         facts["flops"] = lambda inputs, outputs, attrs: flops * outputs[0].size
-    return Op(name, reference, infer, family="elementwise", elementwise=True, **facts)
+    return Op(name, reference, infer, elementwise=True, **facts)
 
 
 # The public function is written by hand in `genesis.functions.elementwise`.

@@ -40,6 +40,7 @@ IMPORTS = {
     "IndexPlan": "from genesis.functions.index import IndexPlan",
     "LowRankPairs": "from genesis.functions.linalg import LowRankPairs",
     "Tensor": "from genesis.tensor import Tensor",
+    "MinAndMax": "from genesis.functions.statistics import MinAndMax",
     "types": "from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes",
     "ValuesAndIndices": "from genesis.functions.reduce import ValuesAndIndices",
 }

@@ -19,23 +19,23 @@ MEASURING = (
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (6_190, MEASURING),
-    "kernels": (14_660, ("genesis/kernels/",)),
+    "kernels": (14_790, ("genesis/kernels/",)),
     "CUDA runtime and custom": (4_830, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_540, ("genesis/files/", "genesis/saving.py")),
     "optim": (2_820, ("genesis/optim/",)),
     "train": (5_600, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
-    "core and nn": (18_071, ("genesis/",)),
+    "core and nn": (19_995, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (13_050, ()),
+    "docstrings": (13_260, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (82_600, ("tests/",)),
+    "tests": (82_875, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

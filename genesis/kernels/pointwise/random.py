@@ -49,7 +49,7 @@ def mul_rn(x, y):
 
 
 if is_interpreted():
-    mul_rn = maths._in_numpy(np.multiply)
+    mul_rn = maths.in_numpy(np.multiply)
 
 
 @triton.jit

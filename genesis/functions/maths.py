@@ -1,0 +1,331 @@
+"""Elementwise functions made of ops, with torch's names and semantics.
+
+Each is a formula, so autograd, every device and every dtype follow from the ops. Formulas of several roundings compute
+in float32 or wider (`wide`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from genesis import dtypes
+from genesis.autograd.record import TensorBase, apply
+from genesis.dtypes import BOOL, INTEGER, default_dtype, float32, float64
+from genesis.errors import DTypeError, UsageError
+from genesis.functions import pointwise as pw
+from genesis.functions.elementwise import _common_type as common_type
+from genesis.functions.elementwise import add, div, pow, sub, to_dtype, where
+from genesis.functions.surface import Operand, Tensor, array_of, check_operands, public
+from genesis.ops import elementwise as ops
+
+composed = public(out=True, in_place=True)
+
+
+def wide(name: str, formula: Callable[..., Any], *operands: Any, floats_only: bool = False) -> Any:
+    """Return formula(*operands), computed in a float dtype of at least 4 bytes and rounded to the operands' dtype.
+
+    Integer operands take the default dtype, or raise DTypeError with `floats_only`. Python numbers stay.
+    """
+    kind = common_type(*check_operands(name, *operands))
+    if floats_only and not kind.is_floating_point:
+        raise DTypeError(f"{name} takes floats, got {kind.name}", next="cast with .to(...)")
+    kind = kind if kind.is_floating_point else default_dtype()
+    work = kind if kind.itemsize >= 4 else float32
+    return to_dtype(formula(*(to_dtype(v, work) if isinstance(v, TensorBase) else v for v in operands)), kind)
+
+
+def _tensor_like(value: Any, other: Any) -> Any:
+    """Return a number as a 0-d tensor in the dtype of its arithmetic with a tensor; a tensor unchanged."""
+    if isinstance(value, TensorBase):
+        return value
+    kind, device = common_type(value, other), other.array.device
+    return apply(ops.fill, value=value, shape=(), dtype=kind, device=device)
+
+
+# --- Sums of products -------------------------------------------------------------------------------------------------
+
+
+@composed
+def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """Return x + value·tensor1·tensor2."""
+    return _with_product(x, pw.mul, tensor1, tensor2, value)
+
+
+@composed
+def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
+    """Return x + value·tensor1 / tensor2. Raises DTypeError if both are integers."""
+    if array_of(tensor1, "addcdiv").dtype.category < 2 and array_of(tensor2, "addcdiv").dtype.category < 2:
+        raise DTypeError("addcdiv does not divide integers by integers", next="use div with a rounding_mode")
+    return _with_product(x, div, tensor1, tensor2, value)
+
+
+def _with_product(x: Any, operation: Callable[..., Any], a: Any, b: Any, value: float) -> Any:
+    """Return x + value·operation(a, b), rounded once from float32 for narrower floats."""
+    kind = common_type(*check_operands("addcmul", x, a, b))
+    value = value if kind.is_floating_point else int(value)  # as torch
+    narrow = kind.is_floating_point and kind.itemsize < 4
+    x, a, b = (to_dtype(v, float32 if narrow else kind) for v in (x, a, b))
+    product = operation(a, b)
+    return to_dtype(add(x, product if value == 1 else pw.mul(product, value)), kind)
+
+
+# --- Remainders, signs, roots -----------------------------------------------------------------------------------------
+
+
+@composed
+def fmod(x: Operand, y: Operand) -> Tensor:
+    """Return x - y·trunc(x / y): the remainder with the sign of x."""
+    kind = common_type(*check_operands("fmod", x, y))
+    x, y = to_dtype(_tensor_like(x, y), kind), to_dtype(_tensor_like(y, x), kind)
+    size = pw.abs(y)
+    return where(pw.lt(x, 0), pw.neg(pw.remainder(pw.neg(x), size)), pw.remainder(x, size))
+
+
+@composed
+def frac(x: Tensor) -> Tensor:
+    """Return x - trunc(x)."""
+    if not array_of(x, "frac").dtype.is_floating_point:
+        raise DTypeError(f"frac takes floats, got {x.array.dtype}")
+    return sub(x, pw.trunc(x))
+
+
+@public(out=True)
+def signbit(x: Tensor) -> Tensor:
+    """Return whether the sign is negative; also for -0."""
+    if not array_of(x, "signbit").dtype.is_floating_point:
+        return pw.lt(x, 0)
+    return pw.logical_or(pw.lt(x, 0), pw.logical_and(pw.eq(x, 0), pw.lt(pw.reciprocal(x), 0)))
+
+
+@composed
+def copysign(x: Operand, y: Operand) -> Tensor:
+    """Return |x| with the sign of y, in a float dtype."""
+    x, y = check_operands("copysign", x, y)
+    kind = common_type(x, y)
+    size = pw.abs(to_dtype(_tensor_like(x, y), kind if kind.is_floating_point else default_dtype()))
+    return where(signbit(y if isinstance(y, TensorBase) else _tensor_like(y, size)), pw.neg(size), size)
+
+
+@composed
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """Return √(x² + y²), computed in float64."""
+
+    def length(x: Any, y: Any) -> Any:
+        far = pw.logical_or(pw.isinf(x), pw.isinf(y))  # also beside NaN
+        return where(far, math.inf, pw.sqrt(add(pw.square(to_dtype(x, float64)), pw.square(to_dtype(y, float64)))))
+
+    return wide("hypot", length, x, y, floats_only=True)
+
+
+@composed
+def ldexp(x: Tensor, other: Operand) -> Tensor:
+    """Return x·2^other, in a float dtype."""
+    return pw.mul(x, pow(2.0, other) if isinstance(other, TensorBase) else 2.0**other)
+
+
+@composed
+def float_power(x: Operand, y: Operand) -> Tensor:
+    """Return x^y in float64."""
+    return pow(*(to_dtype(v, float64) if isinstance(v, TensorBase) else v for v in check_operands("float_power", x, y)))
+
+
+@public(out=True)
+def positive(x: Tensor) -> Tensor:
+    """Return x itself. Raises DTypeError for bools."""
+    if array_of(x, "positive").dtype.category == BOOL:
+        raise DTypeError("positive does not take bool tensors")
+    return x
+
+
+@composed
+def deg2rad(x: Tensor) -> Tensor:
+    """Return degrees as radians."""
+    return pw.mul(x, math.pi / 180)
+
+
+@composed
+def rad2deg(x: Tensor) -> Tensor:
+    """Return radians as degrees."""
+    return pw.mul(x, 180 / math.pi)
+
+
+@composed
+def heaviside(x: Tensor, values: Tensor) -> Tensor:
+    """Return 0 for negative elements, 1 for positive ones, and `values` where x is 0."""
+    if array_of(x, "heaviside").dtype is not array_of(values, "heaviside").dtype:
+        raise DTypeError("heaviside takes tensors of one dtype", next="cast one with .to(...)")
+    step = to_dtype(pw.gt(x, 0), x.array.dtype)
+    return where(pw.eq(x, 0), values, step)
+
+
+@public(out=True)
+def fmax(x: Tensor, y: Tensor) -> Tensor:
+    """Return the larger of x and y; where one is NaN, the other."""
+    return where(pw.isnan(x), y, where(pw.isnan(y), x, pw.maximum(x, y)))
+
+
+@public(out=True)
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    """Return the smaller of x and y; where one is NaN, the other."""
+    return where(pw.isnan(x), y, where(pw.isnan(y), x, pw.minimum(x, y)))
+
+
+@composed
+def gcd(x: Tensor, y: Tensor) -> Tensor:
+    """Return the greatest common divisor of integers, by Euclid's algorithm; it blocks once a step."""
+    kind = common_type(x, y)
+    if kind.category != INTEGER:
+        raise DTypeError(f"gcd takes integers, got {kind.name}")
+    a, b = pw.abs(to_dtype(x, kind)), pw.abs(to_dtype(y, kind))
+    while bool(pw.ne(b, 0).any()):
+        is_done = pw.eq(b, 0)
+        a, b = where(is_done, a, b), where(is_done, 0, pw.remainder(a, where(is_done, 1, b)))
+    return add(a, pw.mul(b, 0)) if a.array.shape != b.array.shape else a
+
+
+@composed
+def lcm(x: Tensor, y: Tensor) -> Tensor:
+    """Return the least common multiple of integers."""
+    divisor = gcd(x, y)
+    part = pw.floor_divide(x, where(pw.eq(divisor, 0), 1, divisor))
+    return to_dtype(pw.abs(pw.mul(part, y)), divisor.array.dtype)
+
+
+# --- Logarithms and exponentials --------------------------------------------------------------------------------------
+
+
+@composed
+def xlogy(x: Operand, y: Operand) -> Tensor:
+    """Return x·log(y); 0 where x is 0 and y is not NaN."""
+    check_operands("xlogy", x, y)
+    return wide("xlogy", _xlogy, _tensor_like(x, y), _tensor_like(y, x))
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    vanishes = pw.logical_and(pw.eq(x, 0), pw.logical_or(pw.le(y, 0), pw.eq(y, math.inf)))
+    return pw.mul(x, pw.log(where(vanishes, 1.0, y)))
+
+
+def _log_of_sum(x: Any, y: Any, base: float = math.e) -> Any:
+    same = pw.logical_and(pw.eq(x, y), pw.isinf(x))
+    apart = pw.abs(where(same, 0.0, sub(x, y)))
+    if base == 2:
+        return add(pw.maximum(x, y), pw.mul(pw.log1p(pw.exp2(pw.neg(apart))), 1 / math.log(2)))
+    return add(pw.maximum(x, y), pw.log1p(pw.exp(pw.neg(apart))))
+
+
+@public(out=True)
+def logaddexp(x: Tensor, y: Tensor) -> Tensor:
+    """Return log(e^x + e^y), without overflow."""
+    return wide("logaddexp", _log_of_sum, x, y, floats_only=True)
+
+
+@public(out=True)
+def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
+    """Return log2(2^x + 2^y), without overflow."""
+    return wide("logaddexp2", lambda a, b: _log_of_sum(a, b, 2), x, y, floats_only=True)
+
+
+@composed
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Return log(x / (1 - x)); with `eps`, of x limited to [eps, 1 - eps]."""
+
+    def formula(x: Any) -> Any:
+        if eps is not None:
+            x = where(pw.lt(x, eps), eps, where(pw.gt(x, 1 - eps), 1 - eps, x))
+        return pw.log(div(x, sub(1.0, x)))
+
+    return wide("logit", formula, x)
+
+
+@composed
+def sinc(x: Tensor) -> Tensor:
+    """Return sin(πx) / (πx); 1 at 0."""
+    return wide("sinc", _sinc, x)
+
+
+def _sinc(x: Any) -> Any:
+    is_zero = pw.eq(x, 0)
+    angle = pw.mul(where(is_zero, 1.0, x), math.pi)
+    return where(is_zero, 1.0, div(pw.sin(angle), angle))
+
+
+@composed
+def mvlgamma(x: Tensor, p: int) -> Tensor:
+    """Return the logarithm of the multivariate gamma function of dimension `p`."""
+    total = sum((pw.lgamma(sub(x, i / 2)) for i in range(1, p)), pw.lgamma(x))
+    return add(total, p * (p - 1) / 4 * math.log(math.pi))
+
+
+# --- Tests and replacements -------------------------------------------------------------------------------------------
+
+
+@composed
+def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    """Return x with NaN, ∞ and -∞ replaced: by 0 and the dtype's largest and smallest values unless given."""
+    kind = array_of(x, "nan_to_num").dtype
+    if not kind.is_floating_point:
+        return pw.mul(x, 1) if kind.category else pw.logical_or(x, x)
+    limits = dtypes.finfo(kind)
+    high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
+    kept = where(pw.isnan(x), 0.0 if nan is None else nan, x)
+    return where(pw.eq(x, math.inf), high, where(pw.eq(x, -math.inf), low, kept))
+
+
+@public(out=True)
+def isposinf(x: Tensor) -> Tensor:
+    """Return whether elements are ∞."""
+    return pw.eq(x, math.inf) if array_of(x, "isposinf").dtype.is_floating_point else pw.ne(x, x)
+
+
+@public(out=True)
+def isneginf(x: Tensor) -> Tensor:
+    """Return whether elements are -∞."""
+    return pw.eq(x, -math.inf) if array_of(x, "isneginf").dtype.is_floating_point else pw.ne(x, x)
+
+
+@public
+def isreal(x: Tensor) -> Tensor:
+    """Return whether elements are real: True for every dtype of Genesis."""
+    return pw.logical_not(pw.logical_and(x, False))
+
+
+@public(out=True)
+def rsub(x: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
+    """Return other - alpha·x."""
+    return sub(other, x, alpha=alpha)
+
+
+@public
+def is_complex(x: Tensor) -> bool:
+    """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
+    array_of(x, "is_complex")
+    return False
+
+
+@public
+def is_signed(x: Tensor) -> bool:
+    """Return whether a tensor's dtype has negative values."""
+    return array_of(x, "is_signed").dtype.numpy.kind not in "bu"
+
+
+@public
+def is_nonzero(x: Tensor) -> bool:
+    """Return whether the only element is not 0. Raises ShapeError unless there is just one."""
+    return bool(x)
+
+
+@public
+def is_same_size(x: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same shape."""
+    return array_of(x, "is_same_size").shape == array_of(other, "is_same_size").shape
+
+
+@public(method=False)
+def fill(x: Tensor, value: Operand) -> Tensor:
+    """Return a tensor like x filled with `value`, a number or a 0-d tensor."""
+    if isinstance(value, TensorBase) and value.array.shape:
+        raise UsageError(f"fill takes a number or a 0-d tensor, got shape {value.array.shape}")
+    return apply(ops.overwrite, x, value)
