@@ -37,6 +37,8 @@ globals().update(_types | _functions)
 
 from genesis import nn, optim  # noqa: E402  they need the names above
 
+globals().update(_functions)  # also those of neural networks
+
 check_calls(globals(), ("DType", "Device", "promote_types"))
 
 

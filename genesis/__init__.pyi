@@ -71,6 +71,7 @@ __all__ = [
     "adjoint",
     "all",
     "allclose",
+    "alpha_dropout",
     "amax",
     "amin",
     "aminmax",
@@ -115,6 +116,7 @@ __all__ = [
     "baddbmm",
     "bernoulli",
     "bfloat16",
+    "bilinear",
     "bincount",
     "bitwise_and",
     "bitwise_left_shift",
@@ -135,6 +137,8 @@ __all__ = [
     "cdist",
     "ceil",
     "ceil_",
+    "celu",
+    "celu_",
     "check_op",
     "chunk",
     "clamp",
@@ -151,12 +155,15 @@ __all__ = [
     "concat",
     "concatenate",
     "contiguous",
+    "conv1d",
+    "conv_transpose1d",
     "copysign",
     "corrcoef",
     "cos",
     "cos_",
     "cosh",
     "cosh_",
+    "cosine_similarity",
     "count_nonzero",
     "cov",
     "cross",
@@ -207,6 +214,7 @@ __all__ = [
     "expm1",
     "expm1_",
     "eye",
+    "feature_alpha_dropout",
     "fill",
     "fill_",
     "finfo",
@@ -249,8 +257,10 @@ __all__ = [
     "get_rng_state",
     "greater",
     "greater_equal",
+    "group_norm",
     "gt",
     "half",
+    "hardshrink",
     "heaviside",
     "histc",
     "hsplit",
@@ -291,6 +301,7 @@ __all__ = [
     "isreal",
     "kron",
     "kthvalue",
+    "layer_norm",
     "lcm",
     "lcm_",
     "ldexp",
@@ -373,11 +384,13 @@ __all__ = [
     "optim",
     "outer",
     "pad",
+    "pairwise_distance",
     "pdist",
     "permute",
     "poisson",
     "positive",
     "pow",
+    "prelu",
     "prod",
     "profiler",
     "promote_types",
@@ -420,11 +433,14 @@ __all__ = [
     "reshape",
     "result_type",
     "right_shift",
+    "rms_norm",
     "roll",
     "rot90",
     "round",
     "round_",
     "row_stack",
+    "rrelu",
+    "rrelu_",
     "rsqrt",
     "rsqrt_",
     "rsub",
@@ -437,6 +453,8 @@ __all__ = [
     "seed",
     "select",
     "select_scatter",
+    "selu",
+    "selu_",
     "set_default_device",
     "set_default_dtype",
     "set_float32_matmul_precision",
@@ -488,6 +506,8 @@ __all__ = [
     "tensor",
     "tensor_split",
     "tensordot",
+    "threshold",
+    "threshold_",
     "tile",
     "topk",
     "trace",
@@ -626,6 +646,12 @@ def allclose(
     equal_nan: builtins.bool = False,
 ) -> builtins.bool:
     """Return whether `isclose` is true everywhere; blocks until the device is done."""
+
+def alpha_dropout(
+    input: Tensor, p: builtins.float = 0.5, training: builtins.bool = False, inplace: builtins.bool = False
+) -> Tensor:
+    """Set elements to selu's lower limit with probability p, and scale and shift so that mean and variance
+    stay."""
 
 def amax(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return the largest element over `dim` (default: all); equal ones share the gradient evenly."""
@@ -786,6 +812,9 @@ def baddbmm(
 def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
     """Return 1 with the probabilities in x, else 0."""
 
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Σ_ij x1_i·weight_oij·x2_j + bias_o for inputs `[…, in1]` and `[…, in2]` and weight `[out, in1, in2]`."""
+
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: builtins.int = 0) -> Tensor:
     """Return how often each value occurs in x `[n]` (integers from 0 on), or the sum of its `weights`."""
 
@@ -857,6 +886,12 @@ def ceil(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def ceil_(input: Tensor) -> Tensor:
     """Compute `ceil` in place."""
 
+def celu(input: Tensor, alpha: builtins.float = 1.0, inplace: builtins.bool = False) -> Tensor:
+    """x where x > 0, else alpha·(e^(x/alpha) - 1)."""
+
+def celu_(input: Tensor, alpha: builtins.float = 1.0) -> Tensor:
+    """Compute `celu` in place."""
+
 def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
 
@@ -918,6 +953,29 @@ def concatenate(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, ou
 def contiguous(input: Tensor) -> Tensor:
     """Return x itself if its elements are stored row-major without gaps, else a copy."""
 
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes | str = 0,
+    dilation: Sizes = 1,
+    groups: builtins.int = 1,
+) -> Tensor:
+    """y[o, i] = Σ weight[o, c, k]·x[c, stride·i + dilation·k - padding] + bias[o]."""
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sizes = 1,
+    padding: Sizes = 0,
+    output_padding: Sizes = 0,
+    groups: builtins.int = 1,
+    dilation: Sizes = 1,
+) -> Tensor:
+    """The gradient of `conv1d` with respect to its input, as a layer: `[N, C, L]` to `[N, O, …]`."""
+
 def copysign(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Return |x| with the sign of y, in a float dtype."""
 
@@ -935,6 +993,9 @@ def cosh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def cosh_(input: Tensor) -> Tensor:
     """Compute `cosh` in place."""
+
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: builtins.int = 1, eps: builtins.float = 1e-08) -> Tensor:
+    """x1·x2 / (max(‖x1‖, eps)·max(‖x2‖, eps)) over `dim`; the operands broadcast."""
 
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """Return how many elements over `dim` are not 0, as int64."""
@@ -1029,7 +1090,12 @@ def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the dot product of two vectors."""
 
 def dropout(
-    input: Tensor, p: builtins.float = 0.5, training: builtins.bool = True, *, generator: Generator | None = None
+    input: Tensor,
+    p: builtins.float = 0.5,
+    training: builtins.bool = True,
+    inplace: builtins.bool = False,
+    *,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not
     training."""
@@ -1114,6 +1180,11 @@ def eye(
     requires_grad: builtins.bool = False,
 ) -> Tensor:
     """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
+
+def feature_alpha_dropout(
+    input: Tensor, p: builtins.float = 0.5, training: builtins.bool = False, inplace: builtins.bool = False
+) -> Tensor:
+    """`alpha_dropout` of whole channels, `[N, C, …]`."""
 
 def fill(input: Tensor, value: Tensor | builtins.float) -> Tensor:
     """Return a tensor like x filled with `value`, a number or a 0-d tensor."""
@@ -1239,8 +1310,20 @@ def greater_equal(
 ) -> Tensor:
     """Whether x ≥ y."""
 
+def group_norm(
+    input: Tensor,
+    num_groups: builtins.int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: builtins.float = 1e-05,
+) -> Tensor:
+    """(x - mean) / √(var + eps)·weight + bias with statistics of groups of channels (Wu & He, 2018)."""
+
 def gt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x > y."""
+
+def hardshrink(input: Tensor, lambd: builtins.float = 0.5, *, out: Tensor | None = None) -> Tensor:
+    """x, and 0 within ±lambd."""
 
 def heaviside(input: Tensor, values: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return 0 for negative elements, 1 for positive ones, and `values` where x is 0."""
@@ -1370,6 +1453,16 @@ def kthvalue(
     out: Sequence[Tensor] | None = None,
 ) -> ValuesAndIndices:
     """Return the k-th smallest element along `dim`, counted from 1, and its position."""
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: builtins.int | Sequence[builtins.int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: builtins.float = 1e-05,
+) -> Tensor:
+    """(x - mean) / √(var + eps)·weight + bias over the last dimensions of x = `input`; float32 statistics or
+    wider."""
 
 def lcm(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the least common multiple of integers."""
@@ -1730,8 +1823,13 @@ def pad(input: Tensor, pad: Sequence[builtins.int], mode: str = "constant", valu
     """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths
     crop."""
 
+def pairwise_distance(
+    x1: Tensor, x2: Tensor, p: builtins.float = 2.0, eps: builtins.float = 1e-06, keepdim: builtins.bool = False
+) -> Tensor:
+    """‖x1 - x2 + eps‖_p over the last dimension; the operands broadcast."""
+
 def pdist(input: Tensor, p: builtins.float = 2.0) -> Tensor:
-    """Return the p-norm distances between each row of a matrix and the later ones, as a vector."""
+    """‖x_i - x_j‖_p of all pairs of rows i < j of x = `input` `[N, M]`: `[N·(N-1)/2]`."""
 
 def permute(input: Tensor, *dims: Sizes) -> Tensor:
     """Return x with its dimensions in the order `dims`."""
@@ -1744,6 +1842,9 @@ def positive(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def pow(input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x^y."""
+
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
+    """x where x > 0, else weight·x; `weight` has one element, or one for each channel (dimension 1)."""
 
 def prod(
     input: Tensor,
@@ -1985,6 +2086,15 @@ def result_type(*operands: Any) -> DType:
 def right_shift(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """x / 2^y of integers, rounded down."""
 
+def rms_norm(
+    input: Tensor,
+    normalized_shape: builtins.int | Sequence[builtins.int],
+    weight: Tensor | None = None,
+    eps: builtins.float | None = None,
+) -> Tensor:
+    """x / √(mean(x²) + eps)·weight over the last dimensions of x = `input`, with statistics in float32 or
+    wider."""
+
 def roll(
     input: Tensor,
     shifts: builtins.int | Sequence[builtins.int],
@@ -2003,6 +2113,23 @@ def round_(input: Tensor) -> Tensor:
 
 def row_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """Return tensors joined along dimension 0; vectors count as rows."""
+
+def rrelu(
+    input: Tensor,
+    lower: builtins.float = 0.125,
+    upper: builtins.float = 0.3333333333333333,
+    training: builtins.bool = False,
+    inplace: builtins.bool = False,
+) -> Tensor:
+    """leaky_relu with a slope drawn for each element from [lower, upper]; their mean outside of training."""
+
+def rrelu_(
+    input: Tensor,
+    lower: builtins.float = 0.125,
+    upper: builtins.float = 0.3333333333333333,
+    training: builtins.bool = False,
+) -> Tensor:
+    """Compute `rrelu` in place."""
 
 def rsqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / √x."""
@@ -2052,6 +2179,12 @@ def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
 
 def select_scatter(input: Tensor, src: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
     """Return a copy of x with `src` as slice `index` of `dim`."""
+
+def selu(input: Tensor, inplace: builtins.bool = False) -> Tensor:
+    """1.0507·elu(x, 1.6733), which keeps mean 0 and variance 1 (Klambauer et al., 2017)."""
+
+def selu_(input: Tensor) -> Tensor:
+    """Compute `selu` in place."""
 
 def set_default_device(device: DeviceLike) -> None:
     """Set the device of factories without `device`; None means the CPU."""
@@ -2261,6 +2394,14 @@ def tensor_split(
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, out: Tensor | None = None) -> Tensor:
     """Return the product of two tensors summed over pairs of dimensions."""
+
+def threshold(
+    input: Tensor, threshold: builtins.float, value: builtins.float, inplace: builtins.bool = False
+) -> Tensor:
+    """x where x > threshold, else value."""
+
+def threshold_(input: Tensor, threshold: builtins.float, value: builtins.float) -> Tensor:
+    """Compute `threshold` in place."""
 
 def tile(input: Tensor, *dims: Sizes) -> Tensor:
     """Return x repeated `dims` times along its last dimensions; missing counts are 1."""

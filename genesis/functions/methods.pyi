@@ -393,6 +393,8 @@ class Methods:
         """Whether x > y."""
     def gt_(self, other: Tensor | float) -> Self:
         """Compute `gt` in place."""
+    def hardshrink(self, lambd: float = 0.5, *, out: Tensor | None = None) -> Tensor:
+        """x, and 0 within ±lambd."""
     def heaviside(self, values: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return 0 for negative elements, 1 for positive ones, and `values` where x is 0."""
     def heaviside_(self, values: Tensor) -> Self:
@@ -716,6 +718,8 @@ class Methods:
         """x^y."""
     def pow_(self, exponent: Tensor | float) -> Self:
         """Compute `pow` in place."""
+    def prelu(self, weight: Tensor) -> Tensor:
+        """x where x > 0, else weight·x; `weight` has one element, or one for each channel (dimension 1)."""
     def prod(
         self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:

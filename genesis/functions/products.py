@@ -9,7 +9,6 @@ from genesis.autograd.record import TensorBase
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions import reduce
-from genesis.functions.arrange import triu_indices
 from genesis.functions.create import arange, zeros
 from genesis.functions.elementwise import add, div, pow, sub, where
 from genesis.functions.linalg import bmm, dot, matmul, outer
@@ -124,15 +123,6 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_fo
         shape = (*broadcast_shapes(x1.array.shape[:-2], x2.array.shape[:-2]), x1.array.shape[-2], x2.array.shape[-2])
         return zeros(*shape, dtype=x1.array.dtype, device=x1.array.device)
     return reduce.norm(sub(unsqueeze(x1, -2), unsqueeze(x2, -3)), p, -1)
-
-
-@public(method=False)
-def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """Return the p-norm distances between each row of a matrix and the later ones, as a vector."""
-    if array_of(x, "pdist").ndim != 2:
-        raise ShapeError(f"pdist takes a matrix, got shape {x.array.shape}")
-    rows, columns = triu_indices(x.array.shape[0], x.array.shape[0], 1, device=x.array.device)
-    return reduce.norm(sub(x[rows], x[columns]), p, -1)
 
 
 @public(out=True, in_place=True)

@@ -233,7 +233,9 @@ def multinomial(
 
 
 @public(method=False, nn=True, keywords={"train": "training"})
-def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
+def dropout(
+    x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, generator: Generator | None = None
+) -> Tensor:
     """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not training.
 
     No mask is saved: backward draws the same values again.
@@ -244,4 +246,5 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, *, generator: Gene
     ops.dropout.infer(array, p=p, seed=0, offset=0)
     seed, offset, position = (default_generator if generator is None else generator).reserve_relative(array.size)
     inputs = (x,) if position is None else (x, position)
-    return apply(ops.dropout, *inputs, p=p, seed=seed, offset=offset)
+    y = apply(ops.dropout, *inputs, p=p, seed=seed, offset=offset)
+    return copy_(x, y) if inplace else y

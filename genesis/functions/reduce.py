@@ -258,13 +258,13 @@ def _along(op: Op, x: Any, dim: int, dtype: DTypeLike) -> Any:
     return to_dtype(apply(op, to_dtype(x, dtype), dim=dim), dtype)  # autocast may compute in a wider dtype
 
 
-@public(nn=True)
+@public
 def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     return _along(softmax_ops.softmax, x, dim, dtype)
 
 
-@public(nn=True)
+@public
 def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
     return _along(softmax_ops.log_softmax, x, dim, dtype)

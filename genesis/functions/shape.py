@@ -356,7 +356,7 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     return apply(ops.triu, x, diagonal=diagonal)
 
 
-@public(method=False, nn=True)
+@public(method=False)
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """Return x padded with `value`; `pad` lists (before, after) from the last dimension on; negative widths crop.
 

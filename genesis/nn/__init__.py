@@ -1,6 +1,6 @@
 """Neural-network building blocks under torch's names: modules, layers, losses, initialization, gradient clipping.
 
-`__init__.pyi`, written by `make stubs`, lists the activation modules, which are generated from op records.
+`__init__.pyi`, written by `make stubs`, lists the modules of one function, which are generated (`applied.py`).
 """
 
 import importlib
@@ -8,41 +8,78 @@ from typing import Any
 
 from genesis.keywords import check_calls
 from genesis.nn import functional, init, utils
+from genesis.nn.applied import applied
 from genesis.nn.attention import Attention, KVCache, RoPE
-from genesis.nn.layers import GELU, Dropout, Embedding, Identity, LayerNorm, Linear, RMSNorm, SwiGLU, activations
+from genesis.nn.channel_layers import (
+    BatchNorm1d,
+    Bilinear,
+    CircularPad1d,
+    ConstantPad1d,
+    Conv1d,
+    ConvTranspose1d,
+    GroupNorm,
+    InstanceNorm1d,
+    PReLU,
+    ReflectionPad1d,
+    ReplicationPad1d,
+    ZeroPad1d,
+)
+from genesis.nn.layers import (
+    Dropout,
+    Embedding,
+    EmbeddingBag,
+    Flatten,
+    Hardtanh,
+    Identity,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    SwiGLU,
+    Unflatten,
+)
 from genesis.nn.lora import LoRALinear
-from genesis.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from genesis.nn.module import Module, ModuleDict, ModuleList, Sequential
 from genesis.nn.parameter import Parameter
 
-globals().update(activations)
+globals().update(applied)
 
-__all__ = [  # noqa: PLE0604  the activations are generated from op records
+__all__ = [  # noqa: PLE0604  modules of one function are generated
     "Attention",
-    "BCELoss",
-    "BCEWithLogitsLoss",
-    "CrossEntropyLoss",
+    "BatchNorm1d",
+    "Bilinear",
+    "CircularPad1d",
+    "ConstantPad1d",
+    "Conv1d",
+    "ConvTranspose1d",
     "Dropout",
     "Embedding",
-    "GELU",
+    "EmbeddingBag",
+    "Flatten",
+    "GroupNorm",
+    "Hardtanh",
     "Identity",
+    "InstanceNorm1d",
     "KVCache",
     "LayerNorm",
     "Linear",
     "LoRALinear",
-    "MSELoss",
     "Module",
     "ModuleDict",
     "ModuleList",
+    "PReLU",
     "Parameter",
     "RMSNorm",
+    "ReflectionPad1d",
+    "ReplicationPad1d",
     "RoPE",
     "Sequential",
     "SwiGLU",
+    "Unflatten",
+    "ZeroPad1d",
     "functional",
     "init",
     "utils",
-    *activations,
+    *applied,
 ]
 __all__.sort(key=lambda name: (not name.isupper(), not name[0].isupper(), name))
 

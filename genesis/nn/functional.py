@@ -5,7 +5,17 @@ Each function is registered where it is defined (`genesis.functions.surface`). `
 """
 
 from genesis.functions.surface import functional as _functional
-from genesis.nn import layer_functions, losses, scaled_attention  # noqa: F401  importing registers their functions
+from genesis.nn import (  # noqa: F401  importing registers their functions
+    activation_functions,
+    class_losses,
+    convolution,
+    distance_functions,
+    layer_functions,
+    losses,
+    norm_functions,
+    scaled_attention,
+    value_losses,
+)
 
 globals().update(_functional)
 __all__ = [*_functional]  # noqa: PLE0604  the table holds names

@@ -13,11 +13,11 @@ from genesis.autograd import apply
 from genesis.autograd.record import in_fp32
 from genesis.dtypes import finfo, float32, float64
 from genesis.errors import ShapeError, UsageError
-from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.create import arange, zeros
 from genesis.functions.linalg import LowRankPairs, with_pairs
-from genesis.functions.surface import layer_function
+from genesis.functions.surface import layer_function, public
+from genesis.nn.distance_functions import embedded, limit_rows, padding_row
 from genesis.ops import activation as activation_ops
 from genesis.ops import attention as attention_ops
 from genesis.ops import index as index_ops
@@ -80,7 +80,7 @@ def _filled(like: Tensor, value: float) -> Tensor:
     return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
 
 
-@layer_function
+@public(method=False, nn=True)
 def rms_norm(
     input: Tensor, normalized_shape: int | Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Tensor:
@@ -159,7 +159,7 @@ def norm_mlp(
     return apply(norm_linear_ops.norm_mlp, *inputs, **attrs)[0]  # type: ignore[no-any-return]
 
 
-@layer_function
+@public(method=False, nn=True)
 def layer_norm(
     input: Tensor,
     normalized_shape: int | Sequence[int],
@@ -182,15 +182,28 @@ def layer_norm(
 
 
 @layer_function
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
-    """Look up rows of `weight` `[rows, width]` by integer ids of any shape. Row `padding_idx` gets no gradient."""
-    if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
-        raise ShapeError(f"padding_idx {padding_idx} is not one of the {weight.shape[0]} rows")
-    rows = apply(index_ops.embedding, input, weight)
-    if padding_idx is None or not rows.requires_grad:
-        return rows  # type: ignore[no-any-return]
-    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
-    return ew.where(padding, rows.detach(), rows)  # type: ignore[no-any-return]
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """Look up rows of `weight` `[rows, width]` by integer ids of any shape. Row `padding_idx` gets no gradient.
+
+    Args:
+        max_norm, norm_type: scale the rows that are used to this norm first, in place.
+        scale_grad_by_freq: divide a row's gradient by the number of its ids.
+        sparse: no effect; the gradient is dense.
+    """
+    if padding_idx is None and max_norm is None and not scale_grad_by_freq:
+        return apply(index_ops.embedding, input, weight)  # type: ignore[no-any-return]
+    padding = padding_row(padding_idx, weight)
+    if max_norm is not None:
+        limit_rows(input, weight, max_norm, norm_type)
+    return embedded(input, weight, padding, scale_grad_by_freq)
 
 
 @layer_function

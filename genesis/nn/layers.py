@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from genesis.array import Array
 from genesis.autograd import is_grad_enabled, no_grad
 from genesis.errors import ShapeError, UsageError
-from genesis.functions.surface import functional
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.module import Module
 from genesis.nn.parameter import Parameter
-from genesis.op import Op, registry
 from genesis.random import Generator
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
@@ -29,7 +27,7 @@ class Linear(Module):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, device: Any = None, dtype: Any = None
+        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -44,8 +42,8 @@ class Linear(Module):
         if self.bias is not None:
             init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         bias = self.bias is not None
@@ -57,6 +55,7 @@ class Embedding(Module):
 
     Args:
         padding_idx: a row that starts at 0 and gets no gradient.
+        max_norm, norm_type, scale_grad_by_freq, sparse: as for `functional.embedding`.
     """
 
     def __init__(
@@ -64,7 +63,12 @@ class Embedding(Module):
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
-        *,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
@@ -73,8 +77,29 @@ class Embedding(Module):
             raise ShapeError(f"padding_idx {padding_idx} is not one of the {num_embeddings} rows")
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
-        self.weight = Parameter(init.new((num_embeddings, embedding_dim), device, dtype))
-        self.reset_parameters()
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        self.weight = _table(_weight, num_embeddings, embedding_dim, _freeze, device, dtype)
+        if _weight is None:
+            self.reset_parameters()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> Self:
+        """Build the layer around a table `[num_embeddings, embedding_dim]`, frozen by default."""
+        if embeddings.ndim != 2:
+            raise ShapeError(f"embeddings have shape {embeddings.shape}, expected two dimensions")
+        rows, width = embeddings.shape
+        how: tuple[Any, ...] = (padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse, embeddings, freeze)
+        return cls(rows, width, *how)
 
     def reset_parameters(self) -> None:
         """Draw new initial values."""
@@ -83,12 +108,100 @@ class Embedding(Module):
             with no_grad():
                 self.weight[self.padding_idx] = 0
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight, self.padding_idx)
+    def forward(self, input: Tensor) -> Tensor:
+        if self.max_norm is None and not self.scale_grad_by_freq:
+            return F.embedding(input, self.weight, self.padding_idx)
+        how = self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq
+        return F.embedding(input, self.weight, *how)
 
     def extra_repr(self) -> str:
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+
+
+def _table(weight: Tensor | None, rows: int, width: int, freeze: bool, device: Any, dtype: Any) -> Parameter:
+    """Return a parameter `[rows, width]`: uninitialized, or around `weight`."""
+    if weight is None:
+        return Parameter(init.new((rows, width), device, dtype), requires_grad=not freeze)
+    if weight.shape != (rows, width):
+        raise ShapeError(f"the weight has shape {weight.shape}, expected ({rows}, {width})")
+    return Parameter(weight, requires_grad=not freeze)
+
+
+class EmbeddingBag(Module):
+    """Reduces the rows of `weight` that each bag of ids names; see `functional.embedding_bag`."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ShapeError(f"padding_idx {padding_idx} is not one of the {num_embeddings} rows")
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.mode, self.sparse = scale_grad_by_freq, mode, sparse
+        self.include_last_offset = include_last_offset
+        self.padding_idx = None if padding_idx is None else padding_idx % num_embeddings
+        self.weight = _table(_weight, num_embeddings, embedding_dim, False, device, dtype)
+        if _weight is None:
+            self.reset_parameters()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = False,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+    ) -> Self:
+        """Build the layer around a table `[num_embeddings, embedding_dim]`, frozen by default."""
+        rows, width = embeddings.shape
+        how: tuple[Any, ...] = (max_norm, norm_type, scale_grad_by_freq, mode, sparse, embeddings)
+        how = (*how, include_last_offset, padding_idx)
+        layer = cls(rows, width, *how)
+        layer.weight.requires_grad_(not freeze)
+        return layer
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with no_grad():
+                self.weight[self.padding_idx] = 0
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        return F.embedding_bag(
+            input,
+            self.weight,
+            offsets,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=self.padding_idx,
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> Shape:
@@ -110,12 +223,13 @@ class RMSNorm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        *,
-        offset: float = 0.0,
         device: Any = None,
         dtype: Any = None,
+        *,
+        offset: float = 0.0,
     ) -> None:
         super().__init__()
+        self.elementwise_affine = elementwise_affine
         self.normalized_shape, self.eps, self.offset = _shape(normalized_shape), eps, offset
         self.weight = None
         if elementwise_affine:
@@ -143,8 +257,8 @@ class RMSNorm(Module):
     def _with_offset(self, weight: Tensor) -> Tensor:
         return (weight if weight.dtype.itemsize > 4 else weight.float()) + self.offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.normalized_shape, self.scale(), self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.rms_norm(input, self.normalized_shape, self.scale(), self.eps)
 
     def extra_repr(self) -> str:
         offset = f", offset={self.offset}" if self.offset else ""
@@ -167,18 +281,18 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        *,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        self.elementwise_affine = elementwise_affine
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         place = self.normalized_shape, device, dtype
         self.weight = Parameter(init.ones_(init.new(*place))) if elementwise_affine else None
         self.bias = Parameter(init.zeros_(init.new(*place))) if elementwise_affine and bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
@@ -188,24 +302,13 @@ class LayerNorm(Module):
 
 
 class Identity(Module):
-    """Returns its argument."""
+    """Returns its argument. Arguments of the constructor have no effect."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x
-
-
-class GELU(Module):
-    """x·Φ(x), or its tanh approximation: `approximate` is "none" or "tanh"."""
-
-    def __init__(self, approximate: str = "none") -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.approximate = approximate
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(x, self.approximate)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
+    def forward(self, input: Tensor) -> Tensor:
+        return input
 
 
 class SwiGLU(Module):
@@ -221,28 +324,67 @@ class Dropout(Module):
     The default of `generator` is the global generator.
     """
 
-    def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:
         super().__init__()
         if not 0 <= p <= 1:
             raise UsageError(f"dropout: p is {p}", next="choose p in [0, 1]")
-        self.p, self.generator = p, generator
+        self.p, self.inplace, self.generator = p, inplace, generator
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.p, self.training, generator=self.generator)
+    def forward(self, input: Tensor) -> Tensor:
+        return F.dropout(input, self.p, self.training, self.inplace, generator=self.generator)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return f"p={self.p}" + (", inplace=True" if self.inplace else "")
 
 
-def _module_of(op: Op) -> type[Module]:
-    """Build the activation module that an op's record names."""
-    function = functional[op.public]
+class Flatten(Module):
+    """Merges dimensions `start_dim` to `end_dim`; by default all but the first."""
 
-    def forward(self: Module, x: Tensor) -> Tensor:
-        return function(x)  # type: ignore[no-any-return]
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim, self.end_dim = start_dim, end_dim
 
-    return type(op.module, (Module,), {"__doc__": op.reference.__doc__, "__module__": __name__, "forward": forward})
+    def forward(self, input: Tensor) -> Tensor:
+        return input.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 
-# Activations of one tensor without settings, such as `ReLU`, are generated from their op records.
-activations = {op.module: _module_of(op) for op in registry.values() if op.module}
+class Unflatten(Module):
+    """Splits dimension `dim` into `unflattened_size`."""
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        self.dim, self.unflattened_size = dim, unflattened_size
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"
+
+
+class Hardtanh(Module):
+    """x limited to [min_val, max_val]. `min_value` and `max_value` are torch's old names of the limits."""
+
+    def __init__(
+        self,
+        min_val: float = -1.0,
+        max_val: float = 1.0,
+        inplace: bool = False,
+        min_value: float | None = None,
+        max_value: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.min_val = min_val if min_value is None else min_value
+        self.max_val = max_val if max_value is None else max_value
+        self.inplace = inplace
+        if not self.min_val < self.max_val:
+            raise UsageError(f"Hardtanh: min_val {self.min_val} is not less than max_val {self.max_val}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.hardtanh(input, self.min_val, self.max_val, self.inplace)
+
+    def extra_repr(self) -> str:
+        return f"min_val={self.min_val}, max_val={self.max_val}" + (", inplace=True" if self.inplace else "")

@@ -6,6 +6,8 @@ meaning as in torch.
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 from genesis.autograd import apply
@@ -16,10 +18,10 @@ from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.index import index_select
+from genesis.functions.linalg import linear
 from genesis.functions.reduce import log_softmax
 from genesis.functions.shape import expand
 from genesis.functions.surface import layer_function
-from genesis.nn.module import Module
 from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
@@ -54,14 +56,19 @@ def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str)
     return "sum" if size_average is False else "mean"
 
 
-def _reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
+def check_reduction(reduction: str) -> None:
+    """Raise UsageError for an unknown reduction."""
+    if reduction not in ("mean", "sum", "none"):
+        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
+
+
+def reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
     """Return all losses, their sum, or their sum divided by `count`, which is their number by default."""
+    check_reduction(reduction)
     if reduction == "none":
         return losses
     if reduction == "sum":
         return losses.sum()
-    if reduction != "mean":
-        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
     return losses.mean() if count is None else losses.sum() / count
 
 
@@ -91,11 +98,12 @@ def cross_entropy(
     *,
     z_loss: float = 0.0,
 ) -> Tensor:
-    """Cross entropy of logits against integer labels.
+    """Cross entropy of logits against integer labels, or against class probabilities.
 
     Args:
         input: logits `[C]`, `[N, C]` or `[N, C, …]`.
-        target: integer labels, with input's shape without C.
+        target: integer labels, with input's shape without C; or probabilities of input's shape, for which the mean
+            divides by the number of rows and `ignore_index` has no effect.
         weight: class weights `[C]`. As in torch, each loss is multiplied by the weight of its label, the mean divides
             by the sum of these weights, and the smoothed share of the target uses the weight of each class.
         size_average, reduce: torch's old names of `reduction`.
@@ -109,7 +117,9 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise UsageError(f"label_smoothing is {label_smoothing}, and must be between 0 and 1")
     if target.is_floating_point():
-        raise DTypeError("cross_entropy takes labels, not class probabilities", next="pass integers")
+        if z_loss:
+            raise UsageError("cross_entropy takes probabilities or z_loss, not both")
+        return _with_probabilities(input, target, weight, reduction, float(label_smoothing))
     logits = input
     if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
         raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not match")
@@ -129,7 +139,25 @@ def cross_entropy(
         losses, shares = _weighted(flat, labels, weight, ignore_index, float(label_smoothing))
     if reduction == "none":
         return losses.reshape(target.shape)  # type: ignore[no-any-return]
-    return _reduced(losses, reduction, shares.sum())
+    return reduced(losses, reduction, shares.sum())
+
+
+def _with_probabilities(
+    logits: Tensor, target: Tensor, weight: Tensor | None, reduction: str, smoothing: float
+) -> Tensor:
+    """-Σ w·t·log_softmax(x) with the smoothed target (1 - s)·t + s/C, in logits' dtype."""
+    if logits.ndim == 0 or target.shape != logits.shape:
+        raise ShapeError(f"cross_entropy: logits {logits.shape} and probabilities {target.shape} do not match")
+    dim = min(logits.ndim, 2) - 1
+    classes = logits.shape[dim]
+    terms = log_softmax(logits, dim) * (target * (1 - smoothing) + smoothing / max(classes, 1) if smoothing else target)
+    if weight is not None:
+        _check_weight("cross_entropy", "weight", weight)
+        if weight.shape != (classes,):
+            raise ShapeError(f"cross_entropy: the weight has shape {weight.shape}, expected ({classes},)")
+        terms = terms * weight.reshape(-1, *(1,) * (logits.ndim - 2))
+    losses = -terms.sum(dim)
+    return reduced(losses, reduction, losses.numel() if losses.numel() else math.nan)
 
 
 def _weighted(
@@ -155,28 +183,77 @@ def _weighted(
 
 @layer_function
 def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
+    input: Tensor,
+    linear_weight: Tensor,
     target: Tensor,
-    ignore_index: int = IGNORE,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
     reduction: str = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    options: Any = None,
     shift: int = 0,
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
-    """Cross entropy of the logits x·weightᵀ, computed in chunks. Forward also computes the gradients.
+    """`cross_entropy` of the logits input·linear_weightᵀ + linear_bias.
+
+    With labels, "mean" or "sum", and neither bias, weight nor smoothing, it is computed in chunks and forward also
+    computes the gradients; otherwise all logits are held in memory.
 
     Args:
-        x: hidden states `[…, H]`.
-        weight: output head `[V, H]`.
-        target: integer labels, with x's shape without H.
-        ignore_index: as in `cross_entropy`.
-        reduction: "mean" or "sum".
+        input: hidden states `[…, H]`.
+        linear_weight: output head `[V, H]`; or `[V, …, H]` for `[N, H]`, with a target `[N, …]`.
+        target: integer labels, with input's shape without H; or probabilities of the shape of the logits.
+        linear_bias: `[V]`, or `[V, …]` as in `linear_weight`.
+        weight, ignore_index, label_smoothing: as for `cross_entropy`.
+        options: torch's options of its chunks; no effect.
         shift: position t has the target t + `shift` of the last dimension, and the last `shift` positions have none.
             With 1, `target` may be the input tokens.
         num_targets: divisor of the mean; the number of targets that are not ignored by default.
     """
-    if reduction not in ("mean", "sum"):
-        raise UsageError(f"linear_cross_entropy has no reduction {reduction!r}", next='use "mean" or "sum"')
+    name = "linear_cross_entropy"
+    for x in (input, linear_weight):
+        _check_tensors(name, x, target)
+    ignored, extended = IGNORE if ignore_index is None else ignore_index, shift or num_targets is not None
+    if ignore_index is not None and target.is_floating_point():
+        raise UsageError(f"{name}: probabilities exclude ignore_index", next="remove ignore_index")
+    plain = linear_bias is None and weight is None and not label_smoothing and linear_weight.ndim == 2
+    if plain and reduction in ("mean", "sum") and not target.is_floating_point() and input.ndim > 1:
+        return _chunked(input, linear_weight, target, ignored, reduction, shift, num_targets)
+    if extended:
+        raise UsageError(
+            f"{name}: shift and num_targets exclude linear_bias, weight, label_smoothing, probabilities and "
+            f'reduction="none"',
+            next="compute logits and call cross_entropy",
+        )
+    if (linear_weight.ndim > 2 and input.ndim != 2) or not linear_weight.shape or not input.shape:
+        raise ShapeError(f"{name}: input {input.shape} and weight {linear_weight.shape} do not match")
+    classes = linear_weight.shape[:-1]
+    head = linear_weight.reshape(-1, linear_weight.shape[-1])
+    logits = linear(input, head, None if linear_bias is None else linear_bias.reshape(-1))
+    logits = logits.reshape(*input.shape[:-1], *classes)
+    if len(classes) == 1 and logits.ndim > 2:  # [..., V] to rows
+        logits = logits.reshape(-1, logits.shape[-1])
+        rows = target.reshape(-1, *logits.shape[1:]) if target.is_floating_point() else target.reshape(-1)
+        how: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": label_smoothing}
+        losses = cross_entropy(logits, rows, weight, reduction=reduction, **how)
+        return losses.reshape(input.shape[:-1]) if reduction == "none" else losses
+    return cross_entropy(
+        logits, target, weight, ignore_index=ignored, reduction=reduction, label_smoothing=label_smoothing
+    )
+
+
+def _chunked(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    shift: int,
+    num_targets: int | Tensor | None,
+) -> Tensor:
+    """Run the fused op."""
     if reduction == "sum" and num_targets is not None:
         raise UsageError('linear_cross_entropy: num_targets needs the reduction "mean"', next="remove num_targets")
     if target.shape != x.shape[:-1] or shift < 0:
@@ -193,6 +270,23 @@ def linear_cross_entropy(
 
 
 # --- Losses of values -------------------------------------------------------------------------------------------------
+
+
+def broadcast_pair(name: str, input: Any, target: Any) -> tuple[Tensor, Tensor]:
+    """Return float tensors of one shape. Different shapes broadcast with a warning, as in torch."""
+    _check_tensors(name, input, target)
+    if not (input.is_floating_point() or target.is_floating_point()):
+        raise DTypeError(f"{name} takes float tensors, got {input.dtype} and {target.dtype}")
+    if input.shape != target.shape:
+        warnings.warn(
+            f"{name}: the input has shape {tuple(input.shape)} and the target {tuple(target.shape)}, which broadcast; "
+            "pass tensors of one shape",
+            stacklevel=4,
+        )
+        shape = broadcast_shapes(input.shape, target.shape)
+        input, target = expand(input, shape), expand(target, shape)
+    x, t = in_fp32(input, target)
+    return x, t
 
 
 def _check_pair(name: str, input: Tensor, target: Tensor) -> None:
@@ -227,10 +321,9 @@ def mse_loss(
     `size_average` and `reduce` are torch's old names of `reduction`.
     """
     reduction = reduction_of(size_average, reduce, reduction)
-    _check_pair("mse_loss", input, target)
-    input, target = in_fp32(input, target)
+    input, target = broadcast_pair("mse_loss", input, target)
     losses = _times("mse_loss", pw.square(input - target), weight)
-    return _reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
+    return reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
 
 
 @layer_function
@@ -259,7 +352,7 @@ def binary_cross_entropy(
     if is_grad_enabled() and input.requires_grad:
         # Adds 0 with the derivative above; the derivative of the logarithms would be 0 / 0 at p = 0 and p = 1.
         losses = losses + (input - p) * ((p - target.detach()) / ew.clamp(p * (1 - p), min=1e-12))
-    return _reduced(_times("binary_cross_entropy", losses, weight), reduction)
+    return reduced(_times("binary_cross_entropy", losses, weight), reduction)
 
 
 @layer_function
@@ -287,93 +380,4 @@ def binary_cross_entropy_with_logits(
     if pos_weight is not None:
         _check_weight(name, "pos_weight", pos_weight)
         softplus = softplus * (1 + (pos_weight - 1) * target)
-    return _reduced(_times(name, (1 - target) * input + softplus, weight), reduction)
-
-
-# --- Modules ----------------------------------------------------------------------------------------------------------
-
-
-class _Loss(Module):
-    """Base class with a reduction: "mean", "sum" or "none". `size_average` and `reduce` are its old names in torch."""
-
-    def __init__(self, size_average: bool | None = None, reduce: bool | None = None, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction_of(size_average, reduce, reduction)
-
-    def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
-
-
-class CrossEntropyLoss(_Loss):
-    """Cross entropy of logits against labels, see `functional.cross_entropy`. `weight` is a buffer."""
-
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        ignore_index: int = -100,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        *,
-        z_loss: float = 0.0,
-    ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
-        self.ignore_index, self.label_smoothing, self.z_loss = ignore_index, label_smoothing, z_loss
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        how: dict[str, Any] = {
-            "ignore_index": self.ignore_index,
-            "label_smoothing": self.label_smoothing,
-            "z_loss": self.z_loss,
-        }
-        return cross_entropy(input, target, self.weight, reduction=self.reduction, **how)
-
-
-class MSELoss(_Loss):
-    """(input - target)²."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return mse_loss(input, target, reduction=self.reduction)
-
-
-class BCELoss(_Loss):
-    """Binary cross entropy of probabilities. `weight` multiplies the losses, broadcast; it is a buffer."""
-
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return binary_cross_entropy(input, target, self.weight, reduction=self.reduction)
-
-
-class BCEWithLogitsLoss(_Loss):
-    """Binary cross entropy of logits.
-
-    `weight` multiplies the losses and `pos_weight` the positive targets. Both are broadcast, and both are buffers.
-    """
-
-    def __init__(
-        self,
-        weight: Tensor | None = None,
-        size_average: bool | None = None,
-        reduce: bool | None = None,
-        reduction: str = "mean",
-        pos_weight: Tensor | None = None,
-    ) -> None:
-        super().__init__(size_average, reduce, reduction)
-        self.register_buffer("weight", weight)
-        self.register_buffer("pos_weight", pos_weight)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return binary_cross_entropy_with_logits(
-            input, target, self.weight, reduction=self.reduction, pos_weight=self.pos_weight
-        )
+    return reduced(_times(name, (1 - target) * input + softplus, weight), reduction)

@@ -255,14 +255,19 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         (lambda: F.cross_entropy(tensor(X), tensor(L[:1])), ShapeError, r"\(2, 3\) and labels \(1,\)"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), label_smoothing=1.5), UsageError, "label_smoothing"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), reduction="max"), UsageError, "reduction"),
-        (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="none"), UsageError, "reduction"),
+        (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="max"), UsageError, "reduction"),
+        (
+            lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), shift=1, weight=tensor([1.0, 2.0])),
+            UsageError,
+            "shift and num_targets exclude",
+        ),
         (
             lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L), reduction="sum", num_targets=3),
             UsageError,
             "num_targets",
         ),
         (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L[:1])), ShapeError, r"target \(1,\)"),
-        (lambda: F.mse_loss(tensor(X), tensor(X[0])), ShapeError, "mse_loss"),
+        (lambda: F.kl_div(tensor(X), tensor(X), reduction="rows"), UsageError, "reduction"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), -100), DTypeError, "weight is -100, not a tensor"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\)"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor([1, 2, 3])), DTypeError, "weight is a tensor of int64"),
@@ -270,7 +275,7 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
         (lambda: F.cross_entropy(tensor(X), [1, 2]), DTypeError, "target is a list, not a tensor"),  # type: ignore
         (lambda: F.mse_loss(2.0, tensor(X)), DTypeError, "mse_loss: input is 2.0, not a tensor"),  # type: ignore
         (lambda: F.cross_entropy(tensor(X), tensor(L), None, tensor(X)), UsageError, "size_average is a Tensor, and"),
-        (lambda: F.cross_entropy(tensor(X), tensor(X)), DTypeError, "takes labels"),
+        (lambda: F.cross_entropy(tensor(X), tensor(X[0])), ShapeError, "probabilities"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), None, "sum"), UsageError, "size_average is 'sum'"),
         (lambda: F.mse_loss(tensor(X), tensor(X), "none"), UsageError, "size_average is 'none'"),
         (lambda: F.binary_cross_entropy(tensor(X), tensor(X), "sum"), DTypeError, "weight is 'sum', not a tensor"),
@@ -340,7 +345,8 @@ ORDER = {
     "BCELoss": "weight size_average reduce reduction",
     "BCEWithLogitsLoss": "weight size_average reduce reduction pos_weight",
     "Linear": "in_features out_features bias device dtype",
-    "Embedding": "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse",
+    "Embedding": "num_embeddings embedding_dim padding_idx max_norm norm_type scale_grad_by_freq sparse "
+    "_weight _freeze device dtype",
     "LayerNorm": "normalized_shape eps elementwise_affine bias device dtype",
     "RMSNorm": "normalized_shape eps elementwise_affine device dtype",
     "Dropout": "p inplace",

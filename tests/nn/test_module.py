@@ -462,8 +462,8 @@ class WithAnything(nn.Module):
 def test_a_keyword_that_a_module_or_function_does_not_take_is_refused_with_the_nearest() -> None:
     for call, said in (
         (lambda: nn.Linear(3, 3, bais=False), "Linear takes no keyword 'bais' | did you mean bias?"),
-        (lambda: nn.Dropout(prob=0.5), "Dropout takes no keyword 'prob' | it takes p, generator"),
-        (lambda: nn.ReLU(inplace=True), "ReLU takes no keyword 'inplace' | it takes no keywords"),
+        (lambda: nn.Dropout(prob=0.5), "Dropout takes no keyword 'prob' | it takes p, inplace, generator"),
+        (lambda: nn.Sigmoid(inplace=True), "Sigmoid takes no keyword 'inplace' | it takes no keywords"),
         (lambda: nn.functional.gelu(ones(2), aproximate="tanh"), "did you mean approximate?"),
         (lambda: nn.functional.cross_entropy(ones(2, 3), zeros(2), ignore_idx=1), "ignore_index?"),
         (lambda: nn.functional.scaled_dot_product_attention(*[ones(1, 2, 2)] * 3, causal=1), "is_causal?"),

@@ -20,7 +20,7 @@ import genesis
 from genesis import nn, optim
 from genesis.functions import methods as methods_module
 from genesis.functions.surface import functional, functions, methods
-from genesis.op import registry
+from genesis.nn.applied import applied
 from tests.packaging.tree import REPOSITORY
 
 HEADER = '''"""{about}
@@ -52,7 +52,7 @@ def _annotation(text: Any) -> str:
     """An annotation as a stub has it."""
     if not isinstance(text, str):
         text = "None" if text is None else "Any" if text is inspect.Parameter.empty else text.__name__
-    words = text.replace("builtins.", "").replace("OldReduction", "bool | None")
+    words = text.replace("builtins.", "").replace("Distance |", "Any |").replace("OldReduction", "bool | None")
     return _replaced(words, "Operand", "Tensor | float")
 
 
@@ -142,11 +142,12 @@ def functional_stub() -> str:
 
 def modules_stub() -> str:
     """`genesis/nn/__init__.pyi`."""
-    made = {op.module for op in registry.values() if op.module}
-    text = _begun(nn, [name for name in nn.__all__ if name not in made])
-    for name in sorted(made):
-        text += f"class {name}(Module):\n" + _indented(f'"""{_summary(getattr(nn, name))}"""')
-        text += "    def forward(self, x: Tensor) -> Tensor: ...\n"
+    text = _begun(nn, [name for name in nn.__all__ if name not in applied])
+    for name, module in sorted(applied.items()):
+        text += f"class {name}(Module):\n" + _indented(f'"""{_summary(module)}"""')
+        head = signature(module.__init__, is_method=True).rpartition(" -> ")[0]
+        text += f"    def __init__{head} -> None: ...\n"
+        text += "    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor: ...\n"
     return text
 
 

@@ -59,11 +59,11 @@ def check_conforms(folder: Path, op: str) -> None:
 USER_OF_THE_OP = """
 import genesis
 x = genesis.tensor([-4.0, 0.0, 1.5, 4.0], requires_grad=True)
-y = genesis.hardswish(x)
-assert y.tolist() == [0.0, 0.0, 1.125, 4.0] == x.hardswish().tolist()
-assert genesis.nn.Hardswish()(x).tolist() == genesis.nn.functional.hardswish(x).tolist() == y.tolist()
+y = genesis.squared_relu(x)
+assert y.tolist() == [0.0, 0.0, 2.25, 16.0] == x.squared_relu().tolist()
+assert genesis.nn.SquaredReLU()(x).tolist() == genesis.nn.functional.squared_relu(x).tolist() == y.tolist()
 y.sum().backward()
-assert x.grad.tolist() == [0.0, 0.5, 1.0, 1.0], x.grad
+assert x.grad.tolist() == [0.0, 0.0, 3.0, 8.0], x.grad
 print(genesis.__file__)
 """
 
@@ -73,7 +73,7 @@ def test_adding_an_op(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-op.md", folder)) == 3
     assert run(folder, "-c", USER_OF_THE_OP).startswith(str(folder))
-    check_conforms(folder, "hardswish")
+    check_conforms(folder, "squared_relu")
 
 
 def patched(page: str, folder: Path) -> None:
