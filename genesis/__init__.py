@@ -42,8 +42,11 @@ globals().update(_functions)  # also those of neural networks
 check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
+_LAZY = {"cuda", "custom", "distributed", "func", "linalg", "profiler"}
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("cuda", "custom", "func", "profiler"):  # loaded at first use
+    if name in _LAZY:  # loaded at first use
         return importlib.import_module(f"genesis.{name}")
     if name in ("check_op", "cuda_op", "triton_op"):
         return getattr(importlib.import_module("genesis.custom"), name)
@@ -69,6 +72,7 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "cuda",
     "cuda_op",
     "custom",
+    "linalg",
     "device",
     "enable_grad",
     "errors",

@@ -13,6 +13,7 @@ from genesis import autograd as autograd
 from genesis import cuda as cuda
 from genesis import custom as custom
 from genesis import errors as errors
+from genesis import linalg as linalg
 from genesis import nn as nn
 from genesis import optim as optim
 from genesis import profiler as profiler
@@ -139,7 +140,11 @@ __all__ = [
     "ceil_",
     "celu",
     "celu_",
+    "chain_matmul",
     "check_op",
+    "cholesky",
+    "cholesky_inverse",
+    "cholesky_solve",
     "chunk",
     "clamp",
     "clamp_",
@@ -177,6 +182,7 @@ __all__ = [
     "custom",
     "deg2rad",
     "deg2rad_",
+    "det",
     "device",
     "diag",
     "diag_embed",
@@ -247,6 +253,7 @@ __all__ = [
     "ge",
     "gelu_tanh",
     "generate",
+    "geqrf",
     "ger",
     "get_autocast_dtype",
     "get_default_device",
@@ -282,6 +289,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "inverse",
     "is_autocast_enabled",
     "is_complex",
     "is_deterministic_algorithms_warn_only_enabled",
@@ -312,6 +320,7 @@ __all__ = [
     "less",
     "less_equal",
     "lgamma",
+    "linalg",
     "linear",
     "linspace",
     "load",
@@ -327,6 +336,7 @@ __all__ = [
     "logaddexp",
     "logaddexp2",
     "logcumsumexp",
+    "logdet",
     "logical_and",
     "logical_not",
     "logical_or",
@@ -337,11 +347,16 @@ __all__ = [
     "logsumexp",
     "long",
     "lt",
+    "lu",
+    "lu_solve",
+    "lu_unpack",
     "manual_seed",
     "masked_fill",
     "masked_scatter",
     "masked_select",
     "matmul",
+    "matrix_exp",
+    "matrix_power",
     "max",
     "maximum",
     "mean",
@@ -382,11 +397,15 @@ __all__ = [
     "ones",
     "ones_like",
     "optim",
+    "orgqr",
+    "ormqr",
     "outer",
     "pad",
     "pairwise_distance",
+    "pca_lowrank",
     "pdist",
     "permute",
+    "pinverse",
     "poisson",
     "positive",
     "pow",
@@ -395,6 +414,7 @@ __all__ = [
     "profiler",
     "promote_types",
     "put",
+    "qr",
     "quantile",
     "rad2deg",
     "rad2deg_",
@@ -478,6 +498,7 @@ __all__ = [
     "sinh",
     "sinh_",
     "slice_scatter",
+    "slogdet",
     "softmax",
     "sort",
     "split",
@@ -494,6 +515,8 @@ __all__ = [
     "subtract",
     "sum",
     "sum_to_shape",
+    "svd",
+    "svd_lowrank",
     "swapaxes",
     "swapdims",
     "t",
@@ -514,6 +537,7 @@ __all__ = [
     "transpose",
     "trapezoid",
     "trapz",
+    "triangular_solve",
     "tril",
     "tril_indices",
     "triton_op",
@@ -892,6 +916,18 @@ def celu(input: Tensor, alpha: builtins.float = 1.0, inplace: builtins.bool = Fa
 def celu_(input: Tensor, alpha: builtins.float = 1.0) -> Tensor:
     """Compute `celu` in place."""
 
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    """Return the product of matrices; see `linalg.multi_dot`."""
+
+def cholesky(A: Tensor, upper: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return L of A = L·Lᵀ, or Lᵀ if `upper`. Raises LinAlgError unless A is positive-definite."""
+
+def cholesky_inverse(L: Tensor, upper: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return the inverse of A, given its Cholesky factor."""
+
+def cholesky_solve(B: Tensor, L: Tensor, upper: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
+    """Return X of A·X = B, given the Cholesky factor of A."""
+
 def chunk(input: Tensor, chunks: builtins.int, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
 
@@ -1032,6 +1068,9 @@ def deg2rad(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 def deg2rad_(input: Tensor) -> Tensor:
     """Compute `deg2rad` in place."""
+
+def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the determinants of square matrices."""
 
 def diag(input: Tensor, diagonal: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the matrix with a vector as its diagonal, or a copy of a matrix's diagonal."""
@@ -1281,6 +1320,9 @@ def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: T
 def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
 
+def geqrf(input: Tensor, *, out: Tensor | None = None) -> Any:
+    """Return R with the reflectors of Q below it, and their factors tau; without gradient."""
+
 def ger(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
 
@@ -1382,6 +1424,9 @@ def initial_seed() -> builtins.int:
 
 def inner(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the sums of products over the last dimensions of x and y; a number scales the other."""
+
+def inverse(A: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the inverses of square matrices. Raises LinAlgError for a singular one."""
 
 def is_complex(input: Tensor) -> builtins.bool:
     """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
@@ -1558,6 +1603,9 @@ def logaddexp2(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Te
 def logcumsumexp(input: Tensor, dim: builtins.int, *, out: Tensor | None = None) -> Tensor:
     """Return log Σ e^x of the elements up to each one along `dim`, without overflow."""
 
+def logdet(input: Tensor) -> Tensor:
+    """Return the logarithms of determinants: NaN for negative ones."""
+
 def logical_and(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x and y are both not 0."""
 
@@ -1595,6 +1643,22 @@ def logsumexp(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *
 def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x < y."""
 
+def lu(A: Tensor, pivot: builtins.bool = True, get_infos: builtins.bool = False, *, out: Tensor | None = None) -> Any:
+    """Return L and U in one matrix and the pivots, and info with `get_infos`."""
+
+def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return X of A·X = b, given the result of `linalg.lu_factor`."""
+
+def lu_unpack(
+    LU_data: Tensor,
+    LU_pivots: Tensor,
+    unpack_data: builtins.bool = True,
+    unpack_pivots: builtins.bool = True,
+    *,
+    out: Tensor | None = None,
+) -> Any:
+    """Return P, L and U from `lu_factor`; the parts that are not asked for are empty."""
+
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> Tensor:
     """Return x with `value` where `mask` is true, in x's dtype and the broadcast shape."""
 
@@ -1607,6 +1671,12 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x @ y: matrices in the last two dimensions, batches broadcast; a vector is a row (x) or a column
     (y)."""
+
+def matrix_exp(A: Tensor) -> Tensor:
+    """Return the matrix exponential, by scaling and squaring in float64; the host reads the largest norm."""
+
+def matrix_power(A: Tensor, n: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return the n-th power of square matrices; a negative n inverts them first."""
 
 def max(
     input: Tensor,
@@ -1816,6 +1886,20 @@ def ones_like(
 ) -> Tensor:
     """Return ones with x's shape, dtype and device by default."""
 
+def orgqr(input: Tensor, tau: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Compute `linalg.householder_product`."""
+
+def ormqr(
+    input: Tensor,
+    tau: Tensor,
+    other: Tensor,
+    left: builtins.bool = True,
+    transpose: builtins.bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return Q·other (Qᵀ with `transpose`; other·Q if not `left`), with Q from the reflectors of `geqrf`."""
+
 def outer(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
 
@@ -1828,11 +1912,17 @@ def pairwise_distance(
 ) -> Tensor:
     """‖x1 - x2 + eps‖_p over the last dimension; the operands broadcast."""
 
+def pca_lowrank(A: Tensor, q: builtins.int | None = None, center: builtins.bool = True, niter: builtins.int = 2) -> Any:
+    """Return `svd_lowrank` of A, whose columns are centered by default."""
+
 def pdist(input: Tensor, p: builtins.float = 2.0) -> Tensor:
     """‖x_i - x_j‖_p of all pairs of rows i < j of x = `input` `[N, M]`: `[N·(N-1)/2]`."""
 
 def permute(input: Tensor, *dims: Sizes) -> Tensor:
     """Return x with its dimensions in the order `dims`."""
+
+def pinverse(input: Tensor, rcond: builtins.float = 1e-15) -> Tensor:
+    """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
 
 def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Return Poisson values with the rates in x; reading whether more are to be drawn blocks once a step."""
@@ -1858,6 +1948,9 @@ def prod(
 
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: builtins.bool = False) -> Tensor:
     """Compute `put_` on a copy."""
+
+def qr(input: Tensor, some: builtins.bool = True, *, out: Tensor | None = None) -> Any:
+    """Return Q and R, reduced if `some`."""
 
 def quantile(
     input: Tensor,
@@ -2264,6 +2357,9 @@ def slice_scatter(
 ) -> Tensor:
     """Return a copy of x with `src` in start:end:step of `dim`."""
 
+def slogdet(A: Tensor, *, out: Tensor | None = None) -> Any:
+    """Return the signs of determinants and the logarithms of their sizes."""
+
 def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
@@ -2350,6 +2446,14 @@ def sum(
 def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
     """Return x summed over the dimensions that broadcasting from `shape` repeats: the gradient of broadcasting."""
 
+def svd(
+    input: Tensor, some: builtins.bool = True, compute_uv: builtins.bool = True, *, out: Tensor | None = None
+) -> Any:
+    """Return U, singular values and V (not Vᵀ), reduced if `some`; U and V are zeros without `compute_uv`."""
+
+def svd_lowrank(A: Tensor, q: builtins.int | None = 6, niter: builtins.int | None = 2, M: Tensor | None = None) -> Any:
+    """Return U, S and V of about the q largest singular values, by random projections (Halko et al., 2009)."""
+
 def swapaxes(input: Tensor, axis0: builtins.int, axis1: builtins.int) -> Tensor:
     """Compute `transpose`; this is numpy's name."""
 
@@ -2430,6 +2534,17 @@ def trapz(
     other: Tensor, input: Tensor | None = None, *, dx: builtins.float | None = None, dim: builtins.int = -1
 ) -> Tensor:
     """Return the integral of samples `y` along `dim` by the trapezoidal rule, at points `x` or `dx` (1) apart."""
+
+def triangular_solve(
+    b: Tensor,
+    A: Tensor,
+    upper: builtins.bool = True,
+    transpose: builtins.bool = False,
+    unitriangular: builtins.bool = False,
+    *,
+    out: Tensor | None = None,
+) -> Any:
+    """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
 
 def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
     """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""

@@ -24,6 +24,7 @@ __all__ = [
     "IndexRangeError",
     "InterruptedRun",
     "KeywordError",
+    "LinAlgError",
     "MissingFileError",
     "ModelError",
     "NumericError",
@@ -133,6 +134,10 @@ class NumericError(GenesisError, ArithmeticError, RuntimeError):
     """A NaN or an infinity where none is allowed."""
 
     exit_code = 9
+
+
+class LinAlgError(NumericError):
+    """A matrix that a factorization cannot handle: singular, not positive-definite, or not finite."""
 
 
 class DistributedError(GenesisError, RuntimeError):

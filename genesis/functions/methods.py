@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from genesis.functions import forms, index  # noqa: F401  importing them fills the tables
+from genesis.functions import forms, index, linalg, matrices, matrix_norms  # noqa: F401  importing them fills the tables
 from genesis.functions.surface import Operand, Tensor, bare, methods
 
 # Operators and the functions that they call. Those in the first two tables also have an in-place form.

@@ -186,6 +186,12 @@ class Methods:
         """x rounded up."""
     def ceil_(self) -> Self:
         """Compute `ceil` in place."""
+    def cholesky(self, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
+        """Return L of A = L·Lᵀ, or Lᵀ if `upper`. Raises LinAlgError unless A is positive-definite."""
+    def cholesky_inverse(self, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
+        """Return the inverse of A, given its Cholesky factor."""
+    def cholesky_solve(self, L: Tensor, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
+        """Return X of A·X = B, given the Cholesky factor of A."""
     def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         """Return at most `chunks` views of equal size along `dim`; the last may be smaller."""
     def clamp(
@@ -252,6 +258,8 @@ class Methods:
         """Return degrees as radians."""
     def deg2rad_(self) -> Self:
         """Compute `deg2rad` in place."""
+    def det(self, *, out: Tensor | None = None) -> Tensor:
+        """Return the determinants of square matrices."""
     def diag(self, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
         """Return the matrix with a vector as its diagonal, or a copy of a matrix's diagonal."""
     def diag_embed(self, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
@@ -379,6 +387,8 @@ class Methods:
         """Compute `ge` in place."""
     def geometric_(self, p: float, *, generator: Generator | None = None) -> Self:
         """Overwrite x with numbers of trials up to the first success of probability `p`."""
+    def geqrf(self, *, out: Tensor | None = None) -> Any:
+        """Return R with the reflectors of Q below it, and their factors tau; without gradient."""
     def ger(self, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
     def greater(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
@@ -438,6 +448,8 @@ class Methods:
         """Return a copy of the slices `index` (a vector) along dimension `dim`."""
     def inner(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the sums of products over the last dimensions of x and y; a number scales the other."""
+    def inverse(self, *, out: Tensor | None = None) -> Tensor:
+        """Return the inverses of square matrices. Raises LinAlgError for a singular one."""
     def is_complex(self) -> bool:
         """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
     def is_nonzero(self) -> bool:
@@ -524,6 +536,8 @@ class Methods:
         """Return log2(2^x + 2^y), without overflow."""
     def logcumsumexp(self, dim: int, *, out: Tensor | None = None) -> Tensor:
         """Return log Σ e^x of the elements up to each one along `dim`, without overflow."""
+    def logdet(self) -> Tensor:
+        """Return the logarithms of determinants: NaN for negative ones."""
     def logical_and(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Whether x and y are both not 0."""
     def logical_and_(self, other: Tensor | float) -> Self:
@@ -550,6 +564,10 @@ class Methods:
         """Whether x < y."""
     def lt_(self, other: Tensor | float) -> Self:
         """Compute `lt` in place."""
+    def lu(self, pivot: bool = True, get_infos: bool = False, *, out: Tensor | None = None) -> Any:
+        """Return L and U in one matrix and the pivots, and info with `get_infos`."""
+    def lu_solve(self, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Return X of A·X = b, given the result of `linalg.lu_factor`."""
     def masked_fill(self, mask: Tensor, value: Tensor | float) -> Tensor:
         """Return x with `value` where `mask` is true, in x's dtype and the broadcast shape."""
     def masked_fill_(self, mask: Tensor, value: Tensor | float) -> Self:
@@ -563,6 +581,10 @@ class Methods:
     def matmul(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x @ y: matrices in the last two dimensions, batches broadcast; a vector is a row (x) or a column
         (y)."""
+    def matrix_exp(self) -> Tensor:
+        """Return the matrix exponential, by scaling and squaring in float64; the host reads the largest norm."""
+    def matrix_power(self, n: int, *, out: Tensor | None = None) -> Tensor:
+        """Return the n-th power of square matrices; a negative n inverts them first."""
     def max(self, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
         """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of
         each."""
@@ -706,12 +728,20 @@ class Methods:
         """Whether x ≠ y."""
     def not_equal_(self, other: Tensor | float) -> Self:
         """Compute `ne` in place."""
+    def orgqr(self, tau: Tensor, *, out: Tensor | None = None) -> Tensor:
+        """Compute `linalg.householder_product`."""
+    def ormqr(
+        self, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False, *, out: Tensor | None = None
+    ) -> Tensor:
+        """Return Q·other (Qᵀ with `transpose`; other·Q if not `left`), with Q from the reflectors of `geqrf`."""
     def outer(self, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
     def permute(self, *dims: Sizes) -> Tensor:
         """Return x with its dimensions in the order `dims`."""
     def pin_memory(self, device: DeviceLike = "cuda") -> Tensor:
         """Return a copy in pinned host memory, or x itself if it is pinned. See `to(non_blocking=True)`."""
+    def pinverse(self, rcond: float = 1e-15) -> Tensor:
+        """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
     def positive(self, *, out: Tensor | None = None) -> Tensor:
         """Return x itself. Raises DTypeError for bools."""
     def pow(self, exponent: Tensor | float, *, out: Tensor | None = None) -> Tensor:
@@ -728,6 +758,8 @@ class Methods:
         """Compute `put_` on a copy."""
     def put_(self, index: Tensor, source: Tensor, accumulate: bool = False) -> Self:
         """Write or add `source` at `index` of the flattened x, in place."""
+    def qr(self, some: bool = True, *, out: Tensor | None = None) -> Any:
+        """Return Q and R, reduced if `some`."""
     def quantile(
         self,
         q: Any,
@@ -838,6 +870,8 @@ class Methods:
         self, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
     ) -> Tensor:
         """Return a copy of x with `src` in start:end:step of `dim`."""
+    def slogdet(self, *, out: Tensor | None = None) -> Any:
+        """Return the signs of determinants and the logarithms of their sizes."""
     def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
         """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     def sort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
@@ -886,6 +920,8 @@ class Methods:
         """Return Σ x over `dim` (default: all); `dtype` casts x first, integers and bools give int64 by default."""
     def sum_to_size(self, *size: Sizes) -> Tensor:
         """Return x summed to shape `size`: over the dimensions that broadcasting from `size` to x's shape repeats."""
+    def svd(self, some: bool = True, compute_uv: bool = True, *, out: Tensor | None = None) -> Any:
+        """Return U, singular values and V (not Vᵀ), reduced if `some`; U and V are zeros without `compute_uv`."""
     def swapaxes(self, axis0: int, axis1: int) -> Tensor:
         """Compute `transpose`; this is numpy's name."""
     def swapaxes_(self, axis0: int, axis1: int) -> Self:
@@ -931,6 +967,16 @@ class Methods:
         """Change x itself into the view `transpose`."""
     def trapezoid(self, input: Tensor | None = None, *, dx: float | None = None, dim: int = -1) -> Tensor:
         """Return the integral of samples `y` along `dim` by the trapezoidal rule, at points `x` or `dx` (1) apart."""
+    def triangular_solve(
+        self,
+        A: Tensor,
+        upper: bool = True,
+        transpose: bool = False,
+        unitriangular: bool = False,
+        *,
+        out: Tensor | None = None,
+    ) -> Any:
+        """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
     def tril(self, diagonal: int = 0) -> Tensor:
         """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
     def tril_(self, diagonal: int = 0) -> Self:
