@@ -1320,7 +1320,7 @@ def ge(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: T
 def gelu_tanh(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
 
-def geqrf(input: Tensor, *, out: Tensor | None = None) -> Any:
+def geqrf(input: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return R with the reflectors of Q below it, and their factors tau; without gradient."""
 
 def ger(input: Tensor, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1643,7 +1643,9 @@ def logsumexp(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *
 def lt(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x < y."""
 
-def lu(A: Tensor, pivot: builtins.bool = True, get_infos: builtins.bool = False, *, out: Tensor | None = None) -> Any:
+def lu(
+    A: Tensor, pivot: builtins.bool = True, get_infos: builtins.bool = False, *, out: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Return L and U in one matrix and the pivots, and info with `get_infos`."""
 
 def lu_solve(b: Tensor, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1656,7 +1658,7 @@ def lu_unpack(
     unpack_pivots: builtins.bool = True,
     *,
     out: Tensor | None = None,
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Return P, L and U from `lu_factor`; the parts that are not asked for are empty."""
 
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> Tensor:
@@ -1912,7 +1914,9 @@ def pairwise_distance(
 ) -> Tensor:
     """‖x1 - x2 + eps‖_p over the last dimension; the operands broadcast."""
 
-def pca_lowrank(A: Tensor, q: builtins.int | None = None, center: builtins.bool = True, niter: builtins.int = 2) -> Any:
+def pca_lowrank(
+    A: Tensor, q: builtins.int | None = None, center: builtins.bool = True, niter: builtins.int = 2
+) -> tuple[Tensor, ...]:
     """Return `svd_lowrank` of A, whose columns are centered by default."""
 
 def pdist(input: Tensor, p: builtins.float = 2.0) -> Tensor:
@@ -1949,7 +1953,7 @@ def prod(
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: builtins.bool = False) -> Tensor:
     """Compute `put_` on a copy."""
 
-def qr(input: Tensor, some: builtins.bool = True, *, out: Tensor | None = None) -> Any:
+def qr(input: Tensor, some: builtins.bool = True, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return Q and R, reduced if `some`."""
 
 def quantile(
@@ -2357,7 +2361,7 @@ def slice_scatter(
 ) -> Tensor:
     """Return a copy of x with `src` in start:end:step of `dim`."""
 
-def slogdet(A: Tensor, *, out: Tensor | None = None) -> Any:
+def slogdet(A: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return the signs of determinants and the logarithms of their sizes."""
 
 def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
@@ -2448,10 +2452,12 @@ def sum_to_shape(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
 
 def svd(
     input: Tensor, some: builtins.bool = True, compute_uv: builtins.bool = True, *, out: Tensor | None = None
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Return U, singular values and V (not Vᵀ), reduced if `some`; U and V are zeros without `compute_uv`."""
 
-def svd_lowrank(A: Tensor, q: builtins.int | None = 6, niter: builtins.int | None = 2, M: Tensor | None = None) -> Any:
+def svd_lowrank(
+    A: Tensor, q: builtins.int | None = 6, niter: builtins.int | None = 2, M: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Return U, S and V of about the q largest singular values, by random projections (Halko et al., 2009)."""
 
 def swapaxes(input: Tensor, axis0: builtins.int, axis1: builtins.int) -> Tensor:
@@ -2543,7 +2549,7 @@ def triangular_solve(
     unitriangular: builtins.bool = False,
     *,
     out: Tensor | None = None,
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
 
 def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:

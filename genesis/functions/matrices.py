@@ -187,7 +187,7 @@ def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, un
 @matrix_function(top=("triangular_solve",), only_top=True)
 def triangular_solve(
     b: Tensor, A: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Any:
+) -> tuple[Tensor, ...]:
     """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
     a = A.mT if transpose else A
     return Triangular(_triangular("triangular_solve", a, b, upper != transpose, True, unitriangular), A.clone())
@@ -284,7 +284,7 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
 
 
 @matrix_function(out=True)
-def qr(A: Tensor, mode: str = "reduced") -> Any:
+def qr(A: Tensor, mode: str = "reduced") -> tuple[Tensor, ...]:
     """Return Q and R. `mode`: "reduced", "complete", or "r", which leaves Q empty and has no gradient."""
     lapack.check_floats("linalg.qr", A)
     if mode not in ("reduced", "complete", "r"):
@@ -295,13 +295,13 @@ def qr(A: Tensor, mode: str = "reduced") -> Any:
 
 
 @matrix_function(top=("qr",), only_top=True)
-def qr_old(input: Tensor, some: bool = True) -> Any:
+def qr_old(input: Tensor, some: bool = True) -> tuple[Tensor, ...]:
     """Return Q and R, reduced if `some`."""
-    return qr(input, "reduced" if some else "complete")
+    return qr(input, "reduced" if some else "complete")  # type: ignore[no-any-return]
 
 
 @matrix_function(top=("geqrf",), only_top=True)
-def geqrf(input: Tensor) -> Any:
+def geqrf(input: Tensor) -> tuple[Tensor, ...]:
     """Return R with the reflectors of Q below it, and their factors tau; without gradient."""
     lapack.check_floats("geqrf", input)
     return Reflectors(*lapack.reflectors_of(input))
@@ -359,7 +359,7 @@ def lu_factor(A: Tensor, *, pivot: bool = True) -> Any:
 
 
 @matrix_function(top=("lu",), only_top=True)
-def lu_old(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
+def lu_old(A: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tensor, ...]:
     """Return L and U in one matrix and the pivots, and info with `get_infos`."""
     lapack.check_floats("lu", A)
     found = lapack.lu_packed(A, pivot)
@@ -369,7 +369,7 @@ def lu_old(A: Tensor, pivot: bool = True, get_infos: bool = False) -> Any:
 @matrix_function(top=("lu_unpack",), only_top=True, method=False)
 def lu_unpack(
     LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
-) -> Any:  # fmt: skip
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return P, L and U from `lu_factor`; the parts that are not asked for are empty."""
     m, n = LU_data.shape[-2:]
     k = min(m, n)
@@ -384,11 +384,11 @@ def lu_unpack(
 
 
 @matrix_function()
-def lu(A: Tensor, *, pivot: bool = True) -> Any:
+def lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, ...]:
     """Return P, L and U of A = P·L·U; P is empty if not `pivot`."""
     lapack.check_floats("linalg.lu", A)
     packed, pivots, _ = lapack.lu_packed(A, pivot)
-    return lu_unpack(packed, pivots, True, pivot)
+    return lu_unpack(packed, pivots, True, pivot)  # type: ignore[no-any-return]
 
 
 def _solve_lu(LU: Any, pivots: Any, B: Any, left: bool, adjoint: bool) -> Any:
@@ -427,7 +427,7 @@ def det(A: Tensor) -> Tensor:
 
 
 @matrix_function(top=("slogdet",))
-def slogdet(A: Tensor) -> Any:
+def slogdet(A: Tensor) -> tuple[Tensor, ...]:
     """Return the signs of determinants and the logarithms of their sizes."""
     lapack.check_square("linalg.slogdet", A)
     return LogDet(*lapack.sign_and_log(A))
@@ -462,7 +462,7 @@ def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
 
 
 @matrix_function()
-def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> Any:
+def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> tuple[Tensor, ...]:
     """Return U, singular values in descending order, and Vᵀ. Torch takes `driver` only on CUDA."""
     lapack.check_floats("linalg.svd", A)
     if driver is not None:
@@ -471,7 +471,7 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> 
 
 
 @matrix_function(top=("svd",), only_top=True)
-def svd_old(input: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
+def svd_old(input: Tensor, some: bool = True, compute_uv: bool = True) -> tuple[Tensor, ...]:
     """Return U, singular values and V (not Vᵀ), reduced if `some`; U and V are zeros without `compute_uv`."""
     lapack.check_floats("svd", input)
     m, n = input.shape[-2:]
@@ -560,7 +560,7 @@ def matrix_sqrth(A: Tensor) -> Tensor:
 
 
 @matrix_function(top=("svd_lowrank",), only_top=True, method=False, out=False)
-def svd_lowrank(A: Tensor, q: int | None = 6, niter: int | None = 2, M: Tensor | None = None) -> Any:
+def svd_lowrank(A: Tensor, q: int | None = 6, niter: int | None = 2, M: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return U, S and V of about the q largest singular values, by random projections (Halko et al., 2009)."""
     a = A if M is None else A - M
     count = 6 if q is None else q
@@ -574,10 +574,10 @@ def svd_lowrank(A: Tensor, q: int | None = 6, niter: int | None = 2, M: Tensor |
 
 
 @matrix_function(top=("pca_lowrank",), only_top=True, method=False, out=False)
-def pca_lowrank(A: Tensor, q: int | None = None, center: bool = True, niter: int = 2) -> Any:
+def pca_lowrank(A: Tensor, q: int | None = None, center: bool = True, niter: int = 2) -> tuple[Tensor, ...]:
     """Return `svd_lowrank` of A, whose columns are centered by default."""
     m, n = A.shape[-2:]
     count = min(6, m, n) if q is None else q
     if not 0 <= count <= min(m, n):
         raise UsageError(f"pca_lowrank: q is {count}, and must be between 0 and {min(m, n)}")
-    return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, count, niter)
+    return svd_lowrank(A - A.mean(-2, keepdim=True) if center else A, count, niter)  # type: ignore[no-any-return]

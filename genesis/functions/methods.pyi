@@ -387,7 +387,7 @@ class Methods:
         """Compute `ge` in place."""
     def geometric_(self, p: float, *, generator: Generator | None = None) -> Self:
         """Overwrite x with numbers of trials up to the first success of probability `p`."""
-    def geqrf(self, *, out: Tensor | None = None) -> Any:
+    def geqrf(self, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return R with the reflectors of Q below it, and their factors tau; without gradient."""
     def ger(self, vec2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
@@ -564,7 +564,7 @@ class Methods:
         """Whether x < y."""
     def lt_(self, other: Tensor | float) -> Self:
         """Compute `lt` in place."""
-    def lu(self, pivot: bool = True, get_infos: bool = False, *, out: Tensor | None = None) -> Any:
+    def lu(self, pivot: bool = True, get_infos: bool = False, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return L and U in one matrix and the pivots, and info with `get_infos`."""
     def lu_solve(self, LU_data: Tensor, LU_pivots: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return X of A·X = b, given the result of `linalg.lu_factor`."""
@@ -758,7 +758,7 @@ class Methods:
         """Compute `put_` on a copy."""
     def put_(self, index: Tensor, source: Tensor, accumulate: bool = False) -> Self:
         """Write or add `source` at `index` of the flattened x, in place."""
-    def qr(self, some: bool = True, *, out: Tensor | None = None) -> Any:
+    def qr(self, some: bool = True, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return Q and R, reduced if `some`."""
     def quantile(
         self,
@@ -870,7 +870,7 @@ class Methods:
         self, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
     ) -> Tensor:
         """Return a copy of x with `src` in start:end:step of `dim`."""
-    def slogdet(self, *, out: Tensor | None = None) -> Any:
+    def slogdet(self, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the signs of determinants and the logarithms of their sizes."""
     def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
         """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
@@ -920,7 +920,7 @@ class Methods:
         """Return Σ x over `dim` (default: all); `dtype` casts x first, integers and bools give int64 by default."""
     def sum_to_size(self, *size: Sizes) -> Tensor:
         """Return x summed to shape `size`: over the dimensions that broadcasting from `size` to x's shape repeats."""
-    def svd(self, some: bool = True, compute_uv: bool = True, *, out: Tensor | None = None) -> Any:
+    def svd(self, some: bool = True, compute_uv: bool = True, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return U, singular values and V (not Vᵀ), reduced if `some`; U and V are zeros without `compute_uv`."""
     def swapaxes(self, axis0: int, axis1: int) -> Tensor:
         """Compute `transpose`; this is numpy's name."""
@@ -975,7 +975,7 @@ class Methods:
         unitriangular: bool = False,
         *,
         out: Tensor | None = None,
-    ) -> Any:
+    ) -> tuple[Tensor, ...]:
         """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
     def tril(self, diagonal: int = 0) -> Tensor:
         """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
