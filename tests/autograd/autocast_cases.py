@@ -59,6 +59,11 @@ CASES: dict[str, Callable[[Inputs], Any]] = {
     "attention with a mask": lambda i: i.F.scaled_dot_product_attention(i.b, i.b, i.b, i.m > 0),
     # range and sums
     "exp": lambda i: i.lib.exp(i.x),
+    "acos": lambda i: i.lib.acos(i.x),
+    "asin": lambda i: i.lib.asin(i.x),
+    "cosh": lambda i: i.lib.cosh(i.x),
+    "sinh": lambda i: i.lib.sinh(i.x),
+    "erfinv": lambda i: i.lib.erfinv(i.x),
     "expm1": lambda i: i.lib.expm1(i.x),
     "log": lambda i: i.x.log(),
     "log10": lambda i: i.lib.log10(i.x),

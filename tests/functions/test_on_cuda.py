@@ -38,6 +38,7 @@ VALUES = {
     "places": RNG.integers(0, 3, 4),
     "rows": RNG.integers(0, 3, 3),
     "mask": RNG.random((3, 4)) < 0.5,
+    "definite": (np.eye(4) * 9 + 1).astype(np.float32),
 }
 
 
@@ -45,8 +46,8 @@ class Name(str):
     """A tensor of `VALUES`."""
 
 
-(X, Y, SQUARE, CUBE, CUBE_T, HEADS, VECTOR, NONE, SCALAR, WHOLE, PLACES, ROWS, MASK) = map(Name, VALUES)
-FIRST = (X, WHOLE, MASK, NONE, SCALAR, VECTOR, CUBE, PLACES, HEADS)
+(X, Y, SQUARE, CUBE, CUBE_T, HEADS, VECTOR, NONE, SCALAR, WHOLE, PLACES, ROWS, MASK, DEFINITE) = map(Name, VALUES)
+FIRST = (X, WHOLE, MASK, NONE, SCALAR, VECTOR, CUBE, PLACES, HEADS, DEFINITE)
 REST: tuple[tuple[Any, ...], ...] = (
     (-1.0, 1.0), (CUBE_T,),
     (0, ROWS, Y), (0, ROWS, 2.0), (-1, WHOLE, Y), (1, WHOLE, 2.0), (ROWS, -2), (PLACES, 1), (-1, PLACES), (0, ROWS),
@@ -54,13 +55,14 @@ REST: tuple[tuple[Any, ...], ...] = (
     (SQUARE, VECTOR), (CUBE, CUBE_T), (HEADS, HEADS), (-2, 1, 2), (0, 0, 2), (1, 0, 1), (1, (2, 2)), ((2,), (1,), 1),
     ((-2, -1), True), ((0, -1), True), (-1, True), (1, 0), (0, 1), (-2, -1), (0, 9), (Y,), (SQUARE,),
     (VECTOR,), (WHOLE,), (MASK,), (PLACES,), (SCALAR,), ((12,),), ((4, 3),), ((1, 1),), (4,), (8,), (-1,), (0,), (2,),
-    (0.5,), (genesis.float16,), ("ij,jk", Y, SQUARE), (), (ROWS,),
+    (0.5,), (genesis.float16,), ("ij,jk", Y, SQUARE), (), (ROWS,), (VECTOR, VECTOR), (CUBE,), (VECTOR, 0, 1),
+    (0, ROWS, Y, "amax"), (-1, WHOLE, Y, "sum"),
 )  # fmt: skip
 
 HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")
 # What makes no result of tensors' values, or none that two devices could share.
 APART = {
-    "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty", "empty",
+    "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty", "new_empty_strided", "empty",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
     "storage_offset", "element_size", "share_memory_", "promote_types",
 }  # fmt: skip
@@ -68,7 +70,8 @@ LEFT = {f"genesis.functions.{name}" for name in ("pointwise", "printing", "setti
 # Made from sizes or by name alone, which the calls here do not have: the tests of their files are of both devices.
 NO_CALL = {
     "einsum", "eye", "full", "ones", "rand", "randn", "randperm", "zeros", "randint", "arange", "linspace", "normal",
-    "tensor", "as_tensor",
+    "tensor", "as_tensor", "logspace", "range", "scalar_tensor", "empty_strided", "tril_indices", "triu_indices",
+    "as_strided_scatter", "bilinear", "conv_transpose1d", "cosine_embedding_loss", "lu_solve", "orgqr",
 }  # fmt: skip
 # With more operands than the calls here have; each is one op, which the op suite runs on both devices.
 FUSED = {
@@ -115,7 +118,8 @@ def called(function: Callable[..., Any], args: tuple[Any, ...], device: str, int
     with genesis.no_grad():
         result = function(*given)
         if into:
-            result = function(*given, out=genesis.zeros_like(result))
+            memory = [genesis.zeros_like(each) for each in (result if isinstance(result, tuple) else (result,))]
+            result = function(*given, out=tuple(memory) if isinstance(result, tuple) else memory[0])
     for each in result if isinstance(result, tuple | list) else (result,):
         assert not isinstance(each, Tensor) or each.device.type == device, f"the result is on {each.device}"
     return [told(result), told(given)]
