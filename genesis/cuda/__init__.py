@@ -6,29 +6,45 @@ Importing it does not need a GPU. Sizes are in bytes, times of events in millise
 from __future__ import annotations
 
 import gc
+import subprocess
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from genesis import random
 from genesis.backend import current_cuda
 from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.driver import Properties, is_interpreted, start
 from genesis.backend.cuda.faults import check as check_faults
-from genesis.backend.cuda.memory import Pool
-from genesis.cuda.graphs import Graph, make_graphed
-from genesis.cuda.streams import Event, Stream, current_stream, default_stream, stream
-from genesis.errors import DeviceError
+from genesis.backend.cuda.memory import ALIGNMENT, Pool
+from genesis.cuda import nvtx
+from genesis.cuda.graphs import (
+    CUDAGraph,
+    GraphedBatches,
+    capture_sizes,
+    graph,
+    graph_batches,
+    graph_pool_handle,
+    make_graphed_callables,
+)
+from genesis.cuda.streams import Event, ExternalStream, Stream, current_stream, default_stream, set_stream, stream
+from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.keywords import check_calls
 
 __all__ = [
+    "CUDAGraph",
     "Event",
-    "Graph",
+    "ExternalStream",
+    "GraphedBatches",
     "LeakReport",
     "MemoryBlock",
     "MemoryPool",
+    "OutOfMemoryError",
     "Stream",
     "allow_tf32",
+    "can_device_access_peer",
+    "capture_sizes",
     "check_supported",
     "current_device",
     "current_stream",
@@ -36,12 +52,25 @@ __all__ = [
     "device",
     "device_count",
     "empty_cache",
+    "get_arch_list",
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "graph",
+    "graph_batches",
+    "graph_pool_handle",
+    "init",
+    "initial_seed",
     "is_available",
+    "is_bf16_supported",
+    "is_current_stream_capturing",
+    "is_initialized",
     "leak_check",
-    "make_graphed",
+    "make_graphed_callables",
+    "manual_seed",
+    "manual_seed_all",
     "max_memory_allocated",
     "max_memory_cached",
     "max_memory_reserved",
@@ -52,12 +81,21 @@ __all__ = [
     "memory_reserved",
     "memory_snapshot",
     "memory_stats",
+    "memory_summary",
+    "nvtx",
     "pinned_memory_reserved",
     "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
     "set_device",
     "set_poison",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
     "stream",
     "synchronize",
+    "temperature",
+    "utilization",
 ]
 
 MIN_CAPABILITY = (8, 0)  # Ampere, the first with bfloat16
@@ -127,6 +165,101 @@ def get_device_capability(which: AnyDevice = None) -> tuple[int, int]:
     return get_device_properties(which).capability
 
 
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Whether kernels compute in bfloat16: on every GPU that Genesis supports."""
+    return is_available() and get_device_capability() >= MIN_CAPABILITY
+
+
+def get_arch_list() -> list[str]:
+    """The architectures that kernels are compiled for: the present device's, such as ["sm_90"]."""
+    return ["sm_{}{}".format(*get_device_capability())] if is_available() else []
+
+
+def can_device_access_peer(device: AnyDevice, peer_device: AnyDevice) -> bool:
+    """Whether one device can read another's memory directly. Raises DeviceError if one does not exist."""
+    first, second = find_backend(device), find_backend(peer_device)
+    return first is not second and first.driver.can_access(second.driver)
+
+
+def utilization(device: AnyDevice = None) -> int:
+    """The percentage of the last moments in which a kernel ran. Raises DeviceError without `nvidia-smi`."""
+    return _query("utilization.gpu", device)
+
+
+def temperature(device: AnyDevice = None) -> int:
+    """The GPU's temperature in degrees Celsius. Raises DeviceError without `nvidia-smi`."""
+    return _query("temperature.gpu", device)
+
+
+def _query(key: str, device: AnyDevice) -> int:
+    backend = find_backend(device)
+    command = ["nvidia-smi", f"--query-gpu={key}", "--format=csv,noheader,nounits", f"--id={backend.driver.uuid}"]
+    try:
+        return int(subprocess.run(command, capture_output=True, check=True, text=True, timeout=10).stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise DeviceError(
+            f"nvidia-smi gave no {key} of {backend.device}", next="install NVIDIA's driver tools"
+        ) from error
+
+
+def init() -> None:
+    """Do nothing: a device is initialized when it is first used."""
+
+
+def is_initialized() -> bool:
+    """Whether a device can be used; it is initialized when it is first used."""
+    return is_available()
+
+
+def is_current_stream_capturing() -> bool:
+    """Whether launches are captured into a CUDA graph instead of run."""
+    return is_available() and find_backend(None).pool.capturing
+
+
+# --- Random numbers: one generator serves all devices -----------------------------------------------------------------
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the default generator, which all devices share. Does nothing without a GPU, as in torch."""
+    if is_available():
+        random.manual_seed(seed)
+
+
+def seed() -> None:
+    """Seed the default generator with a random number."""
+    if is_available():
+        random.default_generator.seed()
+
+
+manual_seed_all, seed_all = manual_seed, seed
+
+
+def initial_seed() -> int:
+    """The seed of the default generator."""
+    return random.default_generator.initial_seed()
+
+
+def get_rng_state(device: AnyDevice = "cuda") -> Any:
+    """The state of the default generator, which all devices share, as a uint8 tensor."""
+    return random.default_generator.get_state()
+
+
+def get_rng_state_all() -> list[Any]:
+    """The generator's state, once for each device."""
+    return [get_rng_state() for _ in range(device_count())]
+
+
+def set_rng_state(new_state: Any, device: AnyDevice = "cuda") -> None:
+    """Restore a state from `get_rng_state`."""
+    random.default_generator.set_state(new_state)
+
+
+def set_rng_state_all(new_states: list[Any]) -> None:
+    """Restore the states from `get_rng_state_all`; the last one counts, because devices share a generator."""
+    for each in new_states:
+        set_rng_state(each)
+
+
 def synchronize(which: AnyDevice = None) -> None:
     """Wait until all work of a device is done.
     Raises DeviceError if a kernel failed or a graph is being captured, and IndexRangeError if a kernel got a bad index.
@@ -156,23 +289,23 @@ def check_supported(which: AnyDevice = None) -> str:
 
 
 def memory_allocated(device: AnyDevice = None) -> int:
-    """Bytes in use by tensors."""
-    return find_backend(device).pool.allocated
+    """Bytes in use by tensors; 0 without a GPU, like the other counters."""
+    return find_backend(device).pool.allocated if is_available() else 0
 
 
 def max_memory_allocated(device: AnyDevice = None) -> int:
     """The most bytes in use since the last reset."""
-    return find_backend(device).pool.max_allocated
+    return find_backend(device).pool.max_allocated if is_available() else 0
 
 
 def memory_reserved(device: AnyDevice = None) -> int:
     """Bytes allocated from the driver, in use or cached."""
-    return find_backend(device).pool.reserved
+    return find_backend(device).pool.reserved if is_available() else 0
 
 
 def max_memory_reserved(device: AnyDevice = None) -> int:
     """The most bytes allocated from the driver since the last reset."""
-    return find_backend(device).pool.max_reserved
+    return find_backend(device).pool.max_reserved if is_available() else 0
 
 
 memory_cached, max_memory_cached = memory_reserved, max_memory_reserved  # torch's older names
@@ -185,11 +318,14 @@ def pinned_memory_reserved(device: AnyDevice = None) -> int:
 
 def reset_peak_memory_stats(device: AnyDevice = None) -> None:
     """Reset the peaks to the present use."""
-    find_backend(device).pool.reset_peak()
+    if is_available():
+        find_backend(device).pool.reset_peak()
 
 
 def empty_cache(device: AnyDevice = None) -> None:
     """Return memory that no tensor and no graph uses to the driver; waits for the device."""
+    if not is_available():
+        return
     backend = find_backend(device)
     backend.refuse_in_capture("memory was given back")
     backend.pool.empty_cache()
@@ -244,6 +380,11 @@ class MemoryPool:
         return self._blocks("free")
 
     @property
+    def alignment(self) -> int:
+        """Every address and size of a block is a multiple of this many bytes."""
+        return ALIGNMENT
+
+    @property
     def allocated(self) -> int:
         """Bytes in use."""
         return self._pool.allocated
@@ -264,18 +405,33 @@ def memory_pool(device: AnyDevice = None) -> MemoryPool:
 
 
 def memory_stats(device: AnyDevice = None) -> dict[str, int]:
-    """All counters by name: current and peak bytes, and numbers of allocations."""
+    """All counters under torch's names: current and peak bytes, and numbers of allocations; empty without a GPU."""
+    if not is_available():
+        return {}
     pool = find_backend(device).pool
     return {
-        "allocated_bytes.current": pool.allocated,
-        "allocated_bytes.peak": pool.max_allocated,
-        "reserved_bytes.current": pool.reserved,
-        "reserved_bytes.peak": pool.max_reserved,
-        "allocations": pool.allocations,
-        "driver_allocations": pool.driver_allocations,
-        "segments": len(pool.segments),
+        "allocated_bytes.all.current": pool.allocated,
+        "allocated_bytes.all.peak": pool.max_allocated,
+        "reserved_bytes.all.current": pool.reserved,
+        "reserved_bytes.all.peak": pool.max_reserved,
+        "allocation.all.allocated": pool.allocations,
+        "num_device_alloc": pool.driver_allocations,
+        "segment.all.current": len(pool.segments),
         "pinned_bytes": pinned_memory_reserved(device),
     }
+
+
+def memory_summary(device: AnyDevice = None, abbreviated: bool = False) -> str:
+    """The counters as a readable table; unless `abbreviated`, the largest owners of memory follow."""
+    stats = memory_stats(device)
+    lines = [f"{key:32}{value:>20,}" for key, value in stats.items()]
+    if not abbreviated and stats:
+        owners: dict[str, int] = {}
+        for block in memory_pool(device).allocated_blocks:
+            owners[block.op] = owners.get(block.op, 0) + block.size
+        largest = sorted(owners.items(), key=lambda item: -item[1])[:10]
+        lines += ["", *(f"bytes of {owner:23}{size:>20,}" for owner, size in largest)]
+    return "\n".join(lines)
 
 
 def set_poison(on: bool, device: AnyDevice = None) -> bool:

@@ -73,6 +73,17 @@ class Stream:
         return f"Stream(device={self.backend.device}, handle={self.handle:#x})"
 
 
+class ExternalStream(Stream):
+    """A stream of another library, which remains its owner.
+
+    Args:
+        stream_ptr: the driver's handle.
+    """
+
+    def __init__(self, stream_ptr: int, device: AnyDevice = None) -> None:
+        super().__init__(device, handle=stream_ptr)
+
+
 class Event:
     """A point in a stream that other streams and the host can wait for. The first `record` creates it.
 
@@ -139,6 +150,11 @@ def current_stream(device: AnyDevice = None) -> Stream:
 def default_stream(device: AnyDevice = None) -> Stream:
     """The stream that is used outside all `stream` blocks."""
     return Stream(device, handle=0)
+
+
+def set_stream(stream: Stream) -> None:
+    """Launch on `stream` from now on, in the whole process. `with genesis.cuda.stream(s):` does it for a block."""
+    stream.backend.stream = stream.handle
 
 
 _NEW: Any = object()

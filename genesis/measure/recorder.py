@@ -7,7 +7,6 @@ moment get equal parts, and an op takes precedence over the Python code around i
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from genesis.array import Array
 from genesis.autograd.graph import BaseNode, watching_tape
+from genesis.cuda import nvtx
 from genesis.errors import DeviceError
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
@@ -63,28 +63,15 @@ class Frame:
 
 
 class Nvtx:
-    """Ranges for Nsight Systems and Nsight Compute, through NVIDIA's NVTX library.
+    """Ranges for Nsight Systems and Nsight Compute. Raises DeviceError if NVIDIA's NVTX library was not found."""
 
-    Raises:
-        DeviceError: the library was not found.
-    """
+    push, pop = staticmethod(nvtx.range_push), staticmethod(nvtx.range_pop)
 
     def __init__(self) -> None:
-        names = ("libnvToolsExt.so.1", "libnvToolsExt.so", "libnvtx3interop.so.1", "libnvtx3interop.so")
-        folders = ("", *(f"{folder}/nvidia/nvtx/lib/" for folder in sys.path))
-        for path in (folder + name for folder in folders for name in names):
-            with contextlib.suppress(OSError, AttributeError):  # the file or its function is missing
-                library = ctypes.CDLL(path)
-                library.nvtxRangePushA.argtypes = [ctypes.c_char_p]
-                self._push, self.pop = library.nvtxRangePushA, library.nvtxRangePop
-                return
-        what = "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found"
-        advice = "pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH"
-        raise DeviceError(what, where="--nvtx", next=advice)
-
-    def push(self, name: str) -> None:
-        """Begin a range, which `pop` ends."""
-        self._push(name.encode())
+        if not nvtx.is_available():
+            what = "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found"
+            advice = "pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH"
+            raise DeviceError(what, where="--nvtx", next=advice)
 
 
 recorders: list[Recorder] = []  # active ones, the latest last

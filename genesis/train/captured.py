@@ -8,6 +8,7 @@ from enum import Enum
 from genesis import cuda, random
 from genesis.backend import Device
 from genesis.backend.cuda.graph import launches_block
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DeviceError
 
 
@@ -42,7 +43,7 @@ class Captured:
         agree: Callable[[bool], bool] = bool,
     ) -> None:
         self._function, self._device, self._note, self._agree = function, device, note, agree
-        self._graph = cuda.Graph(device)
+        self._graph = FunctionGraph(device)
         self._next = _Next.FIRST
         self._draws = 0  # counters that a call consumes
 
@@ -79,7 +80,7 @@ class Captured:
     def close(self) -> None:
         """Release the graph; the next call starts over."""
         self._graph.close()
-        self._graph = cuda.Graph(self._device)
+        self._graph = FunctionGraph(self._device)
         if self._next is not _Next.EAGER:
             self._next = _Next.FIRST
 

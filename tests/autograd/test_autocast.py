@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis import cuda, optim
+from genesis import optim
 from genesis.array import Spec
 from genesis.autograd import Function, checkpoint
 from genesis.autograd.autocast import autocasting, wanted_types
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DTypeError, GenesisError, UsageError
 from genesis.nn import functional as F
 from genesis.op import Op, observe, registry
@@ -321,7 +322,7 @@ def test_what_is_not_kept() -> None:
 
 def test_a_graph_casts_again_when_it_is_replayed() -> None:
     w, x = weight(4, 4, device="cuda"), genesis.ones(4, 4, device="cuda")
-    graph, found = cuda.Graph(), genesis.zeros(4, 4, device="cuda")
+    graph, found = FunctionGraph(), genesis.zeros(4, 4, device="cuda")
 
     def product() -> None:
         with genesis.no_grad():

@@ -10,6 +10,7 @@ import pytest
 import genesis
 from genesis import cuda, random
 from genesis.backend import Device, backend_for
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DeviceError, UsageError
 from genesis.functions.random import dropout
 from genesis.train.captured import Captured
@@ -114,7 +115,7 @@ def test_an_error_of_the_function_itself_is_raised() -> None:
 
 
 def test_warm_up_and_recording_refuse_what_capture_refuses() -> None:
-    graph, x = cuda.Graph(), genesis.ones(1, device="cuda")
+    graph, x = FunctionGraph(), genesis.ones(1, device="cuda")
     with pytest.raises(DeviceError, match="read on the host"):
         graph.record(x.item)
     assert not graph.is_captured

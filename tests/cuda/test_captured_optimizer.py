@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import ShapeError
 from genesis.optim import OPTIMIZERS, SGD, Adafactor, Adam, AdamW, Lion, Muon
 from genesis.optim.optimizer import Optimizer
@@ -73,7 +73,7 @@ def test_replays_are_the_steps_of_an_eager_optimizer(name: str) -> None:
     optimizer, params = make(name)
     scale = genesis.tensor(0.5, device="cuda")
     assert optimizer.not_capturable is None
-    graph = cuda.Graph()
+    graph = FunctionGraph()
     for step in range(5):
         give(optimizer, params, step)
         optimizer.begin_step()

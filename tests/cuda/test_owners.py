@@ -9,6 +9,7 @@ from genesis import Tensor, cuda, nn, optim
 from genesis.backend import backend_for
 from genesis.backend.cuda.driver import OutOfDeviceMemory
 from genesis.cuda import MemoryBlock
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import OutOfMemoryError
 from genesis.op import registry
 from tests.ops.devices import CUDA
@@ -74,7 +75,7 @@ def test_in_training_every_block_has_a_holder(fused: bool) -> None:
 
 
 def test_memory_of_graphs_has_holders_too() -> None:
-    x, graph = genesis.ones(900, device="cuda"), cuda.Graph()
+    x, graph = genesis.ones(900, device="cuda"), FunctionGraph()
     result = graph.capture(lambda: (x + 1).tanh())
     graph.replay()
     assert owner(result) == "tanh"

@@ -9,6 +9,7 @@ import genesis
 from genesis import Tensor, cuda, nn
 from genesis.backend import Device
 from genesis.backend.cuda import SIDE_STREAM_BYTES, CudaBackend, backend_of
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DeviceError
 from genesis.nn import functional as F
 from genesis.optim import AdamW
@@ -41,7 +42,7 @@ def gradients(in_graph: bool, steps: int = 2) -> list[np.ndarray]:
 
     step()
     if in_graph:
-        graph = cuda.Graph()
+        graph = FunctionGraph()
         graph.capture(step)
         for p in net.parameters():
             assert p.grad is not None
@@ -80,7 +81,7 @@ def test_a_hook_reads_a_gradient_after_the_join(monkeypatch: pytest.MonkeyPatch)
         optimizer.zero_grad()
         net(x).square().mean().backward()
 
-    cuda.Graph().capture(step)
+    FunctionGraph().capture(step)
     assert seen == [0, 0, 0]  # nothing was open, also in the capture
 
 
@@ -100,7 +101,7 @@ def test_memory_given_back_meanwhile_waits_for_the_join() -> None:
         assert not pool.kept
         return y + other
 
-    graph = cuda.Graph()
+    graph = FunctionGraph()
     result = graph.capture(work)
     assert seen == {False: True, True: False}
     graph.replay()
@@ -123,9 +124,9 @@ def test_a_capture_that_fails_forgets_its_branch() -> None:
                 raise DeviceError("stopped")
 
     with pytest.raises(DeviceError, match="stopped"):
-        cuda.Graph().capture(work)
+        FunctionGraph().capture(work)
     assert not backend().pool.kept
-    graph = cuda.Graph()
+    graph = FunctionGraph()
     y = graph.capture(lambda: x * 2)
     graph.replay()
     assert (y.cpu().numpy() == x.cpu().numpy() * 2).all()

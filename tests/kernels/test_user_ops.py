@@ -12,6 +12,7 @@ import triton.language as tl
 import genesis
 from genesis import Tensor
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.cuda.graphs import FunctionGraph
 from genesis.custom import Spec, TritonOp, UserOp, cdiv, check_op, user_ops
 from genesis.errors import DeviceError, DTypeError, GenesisError, GradientError, NumericError, ShapeError, UsageError
 from genesis.measure.cases import make_case
@@ -197,7 +198,7 @@ def test_the_rules_are_asked_once_a_layout() -> None:
 
 @pytest.mark.parametrize("make", [triton_square, pytest.param(cuda_square, marks=needs_compiler)])
 def test_a_graph_holds_it(make: Any) -> None:
-    square, x, graph = make(), on("cuda"), genesis.cuda.Graph()
+    square, x, graph = make(), on("cuda"), FunctionGraph()
     y = graph.capture(lambda: square(square(x) + 1.0))
     before = genesis.cuda.memory_allocated()
     for factor in (2.0, 3.0):

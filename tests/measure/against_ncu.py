@@ -17,6 +17,7 @@ from statistics import median
 
 from genesis import cuda, no_grad
 from genesis.backend import Device
+from genesis.cuda.graphs import FunctionGraph
 from genesis.measure.cases import Axes, make_case, op_named
 from genesis.measure.limits import copy_rate, has_gpu_time, limits_of
 from genesis.measure.op import Settings, profile_case
@@ -45,7 +46,7 @@ def by_hand(name: str, shape: tuple[int, ...]) -> float:
     call = make_case(name, shape, axes_of(name), None, GPU).call
     with no_grad():
         call()
-        graph = cuda.Graph()
+        graph = FunctionGraph()
         graph.capture(lambda: [call() for _ in range(CALLS)])
         found = []
         for _ in range(REPLAYS):

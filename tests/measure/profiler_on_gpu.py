@@ -14,6 +14,7 @@ from pathlib import Path
 
 import genesis
 from genesis import nn
+from genesis.cuda.graphs import FunctionGraph
 from genesis.profiler import ProfilerActivity, profile, record_function
 
 CALLS = 20
@@ -21,7 +22,7 @@ CALLS = 20
 
 def by_hand(run: Callable[[], object]) -> float:
     """Microseconds of a call inside a graph of `CALLS` calls."""
-    graph = genesis.cuda.Graph()
+    graph = FunctionGraph()
     graph.capture(lambda: [run() for _ in range(CALLS)] and None)
     times = []
     for _ in range(10):
@@ -71,7 +72,7 @@ def steps() -> None:
     with profile(activities=list(ProfilerActivity), profile_memory=True, with_stack=True) as eager:
         step()
     with profile(activities=list(ProfilerActivity)) as captured:
-        graph = genesis.cuda.Graph()
+        graph = FunctionGraph()
         graph.capture(step)
         graph.replay()
     graph.replay()

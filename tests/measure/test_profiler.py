@@ -17,6 +17,7 @@ import pytest
 import genesis
 from genesis import nn, profiler
 from genesis.backend import CPU, Device
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DeviceError, GenesisError, UsageError
 from genesis.measure.averages import EventList
 from genesis.measure.recorder import Recorder
@@ -233,7 +234,7 @@ def test_ops_of_other_threads_are_recorded_with_ranges_of_their_own() -> None:
 
 def test_a_graph_has_its_kernels_or_is_one() -> None:
     x = genesis.ones(4, device="cuda")
-    before, inside = genesis.cuda.Graph(), genesis.cuda.Graph()
+    before, inside = FunctionGraph(), FunctionGraph()
     y = before.capture(lambda: x.exp() + 1)
     with profile(activities=BOTH) as p:
         before.replay()
@@ -252,7 +253,7 @@ def test_a_profile_inside_a_capture_is_refused() -> None:
 
     def capture(action: Callable[[], object]) -> None:
         calls = iter([lambda: None] * 2 + [action])
-        genesis.cuda.Graph().capture(lambda: (x.exp(), next(calls)()))
+        FunctionGraph().capture(lambda: (x.exp(), next(calls)()))
 
     with pytest.raises(DeviceError, match="inside the capture"):
         capture(p.start)

@@ -16,6 +16,7 @@ from genesis import Tensor, nn
 from genesis.autograd.graph import tape_watches
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
+from genesis.cuda import nvtx
 from genesis.errors import DeviceError, ShapeError
 from genesis.measure.record import Table
 from genesis.measure.recorder import Nvtx, Recorder
@@ -233,15 +234,19 @@ def test_ranges_nest_as_the_frames_do() -> None:
 
 
 def test_ranges_go_to_the_first_library_that_has_them() -> None:
-    library = mock.Mock(spec=["nvtxRangePushA", "nvtxRangePop"])
-    with mock.patch("ctypes.CDLL", side_effect=[OSError("missing"), object(), library]):
+    loaded = mock.Mock(spec=["nvtxRangePushA", "nvtxRangePop", "nvtxMarkA"])
+    nvtx.library.cache_clear()
+    with mock.patch("ctypes.CDLL", side_effect=[OSError("missing"), object(), loaded]):
         ranges = Nvtx()
+    loaded.nvtxRangePushA.return_value = loaded.nvtxRangePop.return_value = 0
     ranges.push("forward")
     ranges.pop()
-    assert library.mock_calls == [mock.call.nvtxRangePushA(b"forward"), mock.call.nvtxRangePop()]
+    assert loaded.mock_calls == [mock.call.nvtxRangePushA(b"forward"), mock.call.nvtxRangePop()]
+    nvtx.library.cache_clear()
     missing = mock.patch("ctypes.CDLL", side_effect=OSError("missing"))
     with missing, pytest.raises(DeviceError, match=r"(?s)libnvToolsExt or libnvtx3interop.*pip install"):
         Nvtx()
+    nvtx.library.cache_clear()
 
 
 def test_nothing_is_watched_afterwards(recorded: tuple[Recorded, Device]) -> None:

@@ -19,6 +19,7 @@ from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import NumericError
 from genesis.op import observe
 from genesis.ops import fp8 as fp8_ops
@@ -241,7 +242,7 @@ def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
             total.copy_(loss.detach())
             gradient.copy_(weight.grad)
 
-    graph, found = cuda.Graph(), []
+    graph, found = FunctionGraph(), []
     graph.warm_up(step)
     before = total.item()
     graph.record(step)

@@ -231,6 +231,16 @@ class Driver:
             l2=get("L2_CACHE_SIZE"),
         )
 
+    @property
+    def uuid(self) -> str:
+        """The GPU's identifier, as `nvidia-smi` takes it."""
+        code = bytes(self._call(self._cuda.cuDeviceGetUuid, self._device).bytes).hex()
+        return f"GPU-{code[:8]}-{code[8:12]}-{code[12:16]}-{code[16:20]}-{code[20:]}"
+
+    def can_access(self, other: Driver) -> bool:
+        """Whether this device can read another's memory directly."""
+        return bool(self._call(self._cuda.cuDeviceCanAccessPeer, self._device, other._device))
+
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:

@@ -1,7 +1,8 @@
-"""CUDA graphs: the launches of a function, captured once and replayed with one call, without tensors.
+"""CUDA graphs: launches that are captured once and replayed with one call, without tensors.
 
-All graphs of a device share one arena, separate from the memory of normal work. Graphs reuse each other's internal
-memory, so they run one after the other, and the results of one are valid until the next replay.
+Graphs with the same pool handle share an arena, separate from the memory of normal work. They reuse each other's
+internal memory, so they run one after the other, and the results of one are valid until the next replay. Graphs of
+functions share one arena for each device.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from genesis.backend.cuda.memory import Arena, Block, Pool, room_for
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
 from genesis.errors import DeviceError, OutOfMemoryError, UsageError
 
+SHARED = 0  # pool handle of the graphs of functions
 WARM_UPS = 2  # the first allocates persistent memory outside the arena; the second reserves what the capture needs
 T = TypeVar("T")
 
@@ -29,6 +31,7 @@ class Captured(NamedTuple):
     graph: int
     executable: int
     held: list[Block]
+    arena: Arena
 
 
 class RawGraph:
@@ -36,8 +39,8 @@ class RawGraph:
 
     _graph: Captured | None = None  # on the class, because __del__ also runs if __init__ failed
 
-    def __init__(self, backend: Runtime) -> None:
-        self.backend = backend
+    def __init__(self, backend: Runtime, handle: int = SHARED) -> None:
+        self.backend, self.handle = backend, handle
         self._room = 0  # bytes of large blocks that are only used during a run
 
     @property
@@ -89,11 +92,19 @@ class RawGraph:
         with self._on_own_stream(priority=-1):  # before work on the side stream
             pool = self.backend.pool
             # With the arena empty, blocks get the same addresses as in the warm-up.
-            if pool.graph_count == 0:
+            arena = pool.graph_arena(self.handle)
+            if arena.graph_count == 0:
                 self.backend.driver.synchronize()
-                pool.empty_graphs()
+                pool.release_arena(arena)
             with self._arena():
-                return self._record(function, self.backend.stream)
+                self._begin()
+                try:
+                    result = function()
+                except BaseException:
+                    self._abandon()
+                    raise
+                self._end()
+                return result
 
     @contextmanager
     def _on_own_stream(self, priority: int = 0) -> Iterator[None]:
@@ -112,7 +123,7 @@ class RawGraph:
         """Raise if a capture is not possible now."""
         if self._graph is not None or self.backend.pool.private is not None:
             what = "this graph is already captured" if self._graph is not None else "captures cannot be nested"
-            raise UsageError(what, next="create another Graph")
+            raise UsageError(what, next="create another graph")
         if launches_block():
             raise DeviceError("a graph cannot be captured while launches block", next="unset CUDA_LAUNCH_BLOCKING")
 
@@ -120,55 +131,64 @@ class RawGraph:
     def _arena(self) -> Iterator[None]:
         """Allocate from the graphs' arena inside the block."""
         pool = self.backend.pool
-        if pool.graphs is None:
-            pool.graphs = Arena(pool, compact=True)
-        pool.private, pool.graphs.room = pool.graphs, self._room
+        pool.private = pool.graph_arena(self.handle)
+        pool.private.room = self._room
         try:
             yield
         finally:
             pool.private = None
 
-    def _record(self, function: Callable[[], T], stream: int) -> T:
-        driver, pool, side_stream = self.backend.driver, self.backend.pool, self.backend.side_stream
-        comm_stream = self.backend.comm_stream
+    def _begin(self) -> None:
+        """Begin to capture the current stream. The arena must be in use."""
+        backend, pool = self.backend, self.backend.pool
+        _ = backend.side_stream, backend.comm_stream  # created outside the capture
         # Nothing may be pending when the capture begins.
         gc.collect()
         pool.end_retired()
-        driver.synchronize()
+        backend.driver.synchronize()
         pool.take_back()  # otherwise blocks that are already free would be held
-        collecting = gc.isenabled()
+        self._stream, self._collecting = backend.stream, gc.isenabled()
         gc.disable()  # finalizers of other libraries may make driver calls that invalidate a capture
-        # Capture: launches enter the graph, and returned blocks are held.
-        driver.begin_capture(stream)
+        # Launches now enter the graph, and returned blocks are held.
+        backend.driver.begin_capture(backend.stream)
         pool.capturing = True
+
+    def _abandon(self) -> None:
+        """End a capture that failed."""
+        backend, pool = self.backend, self.backend.pool
+        self._collect_again()
+        backend.side_stream.forget()
+        backend.comm_stream.forget()
+        with contextlib.suppress(DeviceError):  # the driver has already ended the capture
+            backend.driver.destroy_graph(backend.driver.end_capture(self._stream), None)
+        _give_back(pool, pool.end_capture())
+
+    def _end(self) -> None:
+        """End the capture and instantiate the graph; if that fails, return the blocks held meanwhile."""
+        driver, pool = self.backend.driver, self.backend.pool
         try:
-            result = function()
-            side_stream.join()
-            comm_stream.join()
+            self.backend.side_stream.join()
+            self.backend.comm_stream.join()
         except BaseException:
-            side_stream.forget()
-            comm_stream.forget()
-            with contextlib.suppress(DeviceError):  # the driver has already ended the capture
-                driver.destroy_graph(driver.end_capture(stream), None)
-            _give_back(pool, pool.end_capture())
+            self._abandon()
             raise
-        finally:
-            if collecting:
-                gc.enable()
-        # Instantiate; if that fails, the blocks held meanwhile are returned.
-        held, graph = pool.end_capture(), None
+        self._collect_again()
+        arena, held, graph = pool.graph_arena(self.handle), pool.end_capture(), None
         try:
-            graph = driver.end_capture(stream)
+            graph = driver.end_capture(self._stream)
             executable = pool.with_room("the executable of a CUDA graph", lambda: driver.instantiate(graph))
         except (DeviceError, OutOfMemoryError):
             if graph is not None:
                 driver.destroy_graph(graph, None)
             _give_back(pool, held)
             raise
-        self._graph = Captured(graph, executable, held)
+        self._graph = Captured(graph, executable, held, arena)
         _open.add(self)
-        pool.graph_count += 1
-        return result
+        arena.graph_count += 1
+
+    def _collect_again(self) -> None:
+        if self._collecting:
+            gc.enable()
 
     def replay(self) -> None:
         """Run the captured work in stream order. Raises UsageError before a capture and after `close`."""
@@ -205,8 +225,9 @@ def close_graphs(backend: Runtime) -> None:
 def _destroy(backend: Runtime, captured: Captured) -> None:
     backend.driver.synchronize()  # the graph may still be running
     backend.driver.destroy_graph(captured.graph, captured.executable)
-    backend.pool.graph_count -= 1
+    captured.arena.graph_count -= 1
     _give_back(backend.pool, captured.held)
+    backend.pool.drop_unused_arenas()
 
 
 def _give_back(pool: Pool, blocks: list[Block]) -> None:

@@ -59,6 +59,7 @@ class Arena:
 
     def __init__(self, pool: Pool, compact: bool = False) -> None:
         self.pool, self.compact, self.room = pool, compact, 0
+        self.graph_count = 0  # open graphs whose memory is in this arena
         self.quick: dict[int, list[Block]] = {}  # by size, returned and not merged
         self.sorted: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # small and large (size, pointer)
         self.blocks: dict[int, Block] = {}  # by pointer
@@ -196,8 +197,7 @@ class Pool:
         self.backend: Any = None  # the backend that runs ops on this memory
         self.arenas: defaultdict[int, Arena] = defaultdict(lambda: Arena(self))  # by stream
         self.private: Arena | None = None  # the arena that a capture and its warm-up allocate from, while they run
-        self.graphs: Arena | None = None  # the memory of all graphs
-        self.graph_count = 0
+        self.graph_arenas: dict[int, Arena] = {}  # memory of graphs by handle; graphs of functions share SHARED
         self.capturing = False  # whether returned blocks are held until `end_capture`
         self.held: list[Block] = []  # returned during a capture, which may have recorded work on them
         self.kept: deque[list[Block]] = deque()  # returned since the start of each piece of side-stream work
@@ -398,8 +398,19 @@ class Pool:
         with self._lock:
             self._collect_waiting(wait=True)
 
+    def graph_arena(self, handle: int) -> Arena:
+        """Return the arena of the graphs with this pool handle."""
+        if handle not in self.graph_arenas:
+            self.graph_arenas[handle] = Arena(self, compact=True)
+        return self.graph_arenas[handle]
+
+    @property
+    def graph_count(self) -> int:
+        """The number of open graphs."""
+        return sum(arena.graph_count for arena in self.graph_arenas.values())
+
     def _all(self) -> list[Arena]:
-        return [*self.arenas.values(), *([self.graphs] if self.graphs is not None else [])]
+        return [*self.arenas.values(), *self.graph_arenas.values()]
 
     def _release(self) -> None:
         """Wait for the device and release every segment that no tensor and no graph uses."""
@@ -407,7 +418,7 @@ class Pool:
         self.driver.synchronize()
         self._collect_waiting(wait=True)
         for arena in self._all():
-            if arena is not self.graphs or (self.graph_count == 0 and self.private is None):
+            if arena.graph_count == 0 and arena is not self.private:
                 arena.release()
 
     def reserve(self, nbytes: int) -> int:
@@ -433,12 +444,21 @@ class Pool:
         with self._lock:
             self._release()
 
-    def empty_graphs(self) -> None:
-        """Return the graph segments without a block in use to the driver. The device must be idle."""
+    def drop_unused_arenas(self) -> None:
+        """Forget the arenas of graphs without an open graph or a segment. The device must be idle."""
         with self._lock:
             self._process_returned()
-            if self.graphs is not None:
-                self.graphs.release()
+            for handle, arena in list(self.graph_arenas.items()):
+                if handle and arena.graph_count == 0 and arena is not self.private:
+                    arena.release()
+                    if not arena.blocks:
+                        del self.graph_arenas[handle]
+
+    def release_arena(self, arena: Arena) -> None:
+        """Return the segments of graphs without a block in use to the driver. The device must be idle."""
+        with self._lock:
+            self._process_returned()
+            arena.release()
 
     def reset_peak(self) -> None:
         """Reset the peaks to the present use."""
