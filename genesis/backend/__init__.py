@@ -183,6 +183,10 @@ class Backend(Protocol):
         """Whether work is captured instead of run."""
         return False
 
+    def call_before_replay(self, function: Callable[[], None]) -> bool:
+        """Call `function` before each replay of the block that is being captured; return whether there is one."""
+        return False
+
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         """Launch on the side stream inside the block. The work reads `nbytes`; use its results after the join."""
         return _NOTHING

@@ -81,6 +81,7 @@ class CUDAGraph(RawGraph):
         self._number = self.handle
         self._position: Tensor | None = None  # where the random numbers of the next replay begin
         self._draws = 0
+        self._before_replay: list[Callable[[], None]] = []
         self._open = ExitStack()
 
     def capture_begin(self, pool: PoolHandle | None = None, capture_error_mode: str = "global") -> None:
@@ -111,6 +112,8 @@ class CUDAGraph(RawGraph):
             self._position = zeros((), dtype=int64, device=self.backend.device)
         self._start, self._fixed = generator.offset, generator.fixed_draws
         self._open.enter_context(self._arena())
+        self._open.callback(setattr, self.backend.pool, "before_replay", None)
+        self._before_replay = self.backend.pool.before_replay = []
         self._open.enter_context(resumed(settings()))
         self._open.enter_context(generator.positioned_by(self._position))
         try:
@@ -143,7 +146,13 @@ class CUDAGraph(RawGraph):
             self._abandon()
 
     def replay(self) -> None:
-        """Run the captured work on the current stream. Raises UsageError before a capture and after `reset`."""
+        """Run the captured work on the current stream. Raises UsageError before a capture and after `reset`.
+
+        An optimizer whose step was captured counts the step and sends its learning rates first.
+        """
+        if self.is_captured:
+            for prepare in self._before_replay:
+                prepare()
         if self._draws and self._position is not None:
             with no_grad():
                 self._position.fill_(random.default_generator.offset)

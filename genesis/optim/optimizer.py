@@ -22,7 +22,7 @@ import numpy as np
 
 from genesis.array import Array, empty, label
 from genesis.autograd import enable_grad, no_grad
-from genesis.backend import CPU, Device
+from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ConfigError, ShapeError
 from genesis.functions.transfer import overwrite, pinned_empty
@@ -230,12 +230,16 @@ class Optimizer(SavedStates):
         """Run the host part of a step: count it, and send the count and the learning rates to the devices.
 
         Before the replay of a captured `update`, this also counts the step for the parameters that the graph updates.
+        A `CUDAGraph` that captures `step` calls this before each replay.
         """
+        devices = {flat.device for flats in self._flats for flat in flats}  # of a fused optimizer
+        devices = (devices or {p.device for g in self.param_groups for p in g["params"]}) - {CPU}
+        if any(backend_for(device).call_before_replay(self.begin_step) for device in devices):
+            return
         self.steps += 1
         for state in self._updated.values():
             state["step"] += 1
-        devices = {flat.device for flats in self._flats for flat in flats}  # of a fused optimizer
-        for device in (devices or {p.device for g in self.param_groups for p in g["params"]}) - {CPU}:
+        for device in devices:
             self.device_scalars(device).send(self.step_scalars())
 
     def update(self, grad_scale: Tensor | float | None = None) -> None:

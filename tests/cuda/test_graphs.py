@@ -452,8 +452,7 @@ def test_a_failure_in_a_block_leaves_the_graph_empty() -> None:
     x, g = genesis.ones(4, device="cuda"), cuda.CUDAGraph()
     _ = x + 1
     with pytest.raises(ZeroDivisionError), cuda.graph(g):
-        _ = x + 1
-        _ = 1 / 0
+        _ = (x + 1, 1 / 0)
     with pytest.raises(DeviceError), cuda.graph(g):
         (x + 1).sum().item()
     with cuda.graph(g):
@@ -494,6 +493,32 @@ def test_graphed_modules_train_as_plain_ones() -> None:
         graphed[0](genesis.ones(2, 4, device="cuda"))
     graphed[0].eval()
     assert graphed[0](genesis.ones(2, 4, device="cuda")).shape == (2, 8)  # another mode runs without a graph
+
+
+def test_a_captured_step_of_an_optimizer_counts_and_reads_its_rate() -> None:
+    def run(captured: bool) -> tuple[list[float], dict[str, Any]]:
+        w = genesis.ones(4, device="cuda").requires_grad_()
+        optimizer = genesis.optim.AdamW([w], lr=0.1)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            (w * w).sum().backward()
+            optimizer.step()
+
+        for _ in range(2):
+            step()
+        g = cuda.CUDAGraph()
+        if captured:
+            with cuda.graph(g):
+                step()
+        for _ in range(3):
+            optimizer.param_groups[0]["lr"] *= 0.5
+            g.replay() if captured else step()
+        return values(w.detach()), optimizer.state_dict()["state"][0]
+
+    (plain, state), (replayed, again) = run(False), run(True)
+    assert replayed == plain
+    assert again["step"] == state["step"] == 5
 
 
 def test_batches_beyond_the_list_and_without_padding_run_without_a_graph() -> None:

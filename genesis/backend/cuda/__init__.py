@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -85,6 +85,12 @@ class CudaBackend(Backend):
     def is_capturing(self) -> bool:
         """Whether launches are captured into a CUDA graph, which computes their results at each replay."""
         return self.pool.capturing
+
+    def call_before_replay(self, function: Callable[[], None]) -> bool:
+        if self.pool.before_replay is None:
+            return False
+        self.pool.before_replay.append(function)
+        return True
 
     def on_side_stream(self, nbytes: int) -> AbstractContextManager[None]:
         return self.side_stream.work() if self.pool.capturing and nbytes <= SIDE_STREAM_BYTES else _CURRENT

@@ -198,6 +198,7 @@ class Pool:
         self.arenas: defaultdict[int, Arena] = defaultdict(lambda: Arena(self))  # by stream
         self.private: Arena | None = None  # the arena that a capture and its warm-up allocate from, while they run
         self.graph_arenas: dict[int, Arena] = {}  # memory of graphs by handle; graphs of functions share SHARED
+        self.before_replay: list[Callable[[], None]] | None = None  # host work of a captured block; see `CUDAGraph`
         self.capturing = False  # whether returned blocks are held until `end_capture`
         self.held: list[Block] = []  # returned during a capture, which may have recorded work on them
         self.kept: deque[list[Block]] = deque()  # returned since the start of each piece of side-stream work
