@@ -270,7 +270,7 @@ def make_graphed_callables(
 class _GraphedCall:
     """The graphs of one callable's forward and backward pass, with their static tensors."""
 
-    def __init__(self, function: Any, inputs: tuple[Tensor, ...], allow_unused: bool) -> None:
+    def __init__(self, function: Any, inputs: tuple[Any, ...], allow_unused: bool) -> None:
         if not all(isinstance(x, Tensor) and x.device.type == "cuda" for x in inputs):
             raise UsageError("sample_args must be CUDA tensors", next="move them with .cuda()")
         self.function, self.inputs, self.allow_unused = function, inputs, allow_unused
@@ -288,7 +288,7 @@ class _GraphedCall:
         wanted = [x for x in self.operands if x.requires_grad]
         differentiable = [y for y in results if y.requires_grad]
         if not wanted or not differentiable:
-            return tuple(None for _ in self.operands)
+            return (None,) * len(self.operands)
         found = iter(grad(differentiable, wanted, list(seeds), allow_unused=self.allow_unused))
         return tuple(next(found) if x.requires_grad else None for x in self.operands)
 

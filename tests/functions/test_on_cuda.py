@@ -62,7 +62,8 @@ REST: tuple[tuple[Any, ...], ...] = (
 HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")
 # What makes no result of tensors' values, or none that two devices could share.
 APART = {
-    "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty", "new_empty_strided", "empty",
+    "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty",
+    "new_empty_strided", "empty",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
     "storage_offset", "element_size", "share_memory_", "promote_types",
 }  # fmt: skip

@@ -20,7 +20,7 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (6_190, MEASURING),
     "kernels": (14_790, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (4_830, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_330, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_540, ("genesis/files/", "genesis/saving.py")),
     "optim": (2_820, ("genesis/optim/",)),
     "train": (5_600, ("genesis/train/",)),
@@ -32,10 +32,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (13_610, ()),
+    "docstrings": (13_710, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (83_110, ("tests/",)),
+    "tests": (83_280, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

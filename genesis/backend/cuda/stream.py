@@ -17,7 +17,7 @@ import numpy as np
 
 from genesis.backend import Device
 from genesis.backend.cuda.driver import Driver, OutOfDeviceMemory
-from genesis.backend.cuda.memory import Pool
+from genesis.backend.cuda.memory import CudaStorage, Pool
 from genesis.errors import OutOfMemoryError
 
 HIGHEST = -1000  # a priority; CUDA clamps it to the highest that it supports
@@ -42,6 +42,8 @@ class Runtime(Protocol):
     def side_stream(self) -> SideStream: ...
     @property
     def comm_stream(self) -> CommStream: ...
+    @property
+    def counters(self) -> CudaStorage: ...
     def refuse_in_capture(self, what: str) -> None: ...
     def __hash__(self) -> int: ...
 
