@@ -176,9 +176,9 @@ def get_arch_list() -> list[str]:
 
 
 def can_device_access_peer(device: AnyDevice, peer_device: AnyDevice) -> bool:
-    """Whether one device can read another's memory directly. Raises DeviceError if one does not exist."""
+    """Whether one device can read another's memory over NVLink. Raises DeviceError if one does not exist."""
     first, second = find_backend(device), find_backend(peer_device)
-    return first is not second and first.driver.can_access(second.driver)
+    return first is not second and first.driver.is_linked([second.device.index])
 
 
 def utilization(device: AnyDevice = None) -> int:

@@ -40,7 +40,7 @@ SIZES = ("small", "medium", "batch", "large", "xlarge")
 DIFFERENT = 1 << 16  # values drawn for an array; a larger array repeats them, which is faster than drawing more
 RANK = 16  # of low-rank pairs
 DTYPES = {"b": bool_, "i8": int8, "i16": int16, "bf16": bfloat16, "f32": float32, "f64": float64}
-BOUNDS = {"+": (0.5, 2.0), "?": (0.0, 1.0)}
+BOUNDS = {"+": (0.5, 2.0), "?": (0.0, 1.0), "^": (1.0, 2.0)}
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # inputs and attributes of a call
@@ -97,7 +97,7 @@ class Request:
             end = self.size(values[1:])
             return self.placed(self.rng.integers(0, end, shape) if values[0] == "#" else np.full(shape, end - 1))
         wide = float64 if self.dtype is float64 else float32
-        dtype = DTYPES.get(values.rstrip("+?w"), wide if values == "wide" else self.dtype)
+        dtype = DTYPES.get(values.rstrip("+?^w"), wide if values == "wide" else self.dtype)
         made = empty(shape, dtype, self.device)  # first, because it refuses what does not fit into memory
         count = min(made.size, DIFFERENT)
         low, high = (-(shape[-1] ** -0.5), shape[-1] ** -0.5) if values == "w" else BOUNDS.get(values[-1:], (-1.0, 1.0))
@@ -121,9 +121,9 @@ def call(operands: str, **attrs: Any) -> Make:
     A word is the operand's dimensions, and after a colon its values: "mk nk:w" is x [M, K] and a weight [N, K].
     Dimensions are letters of the kind, or * for the whole shape, F and L for its first and last size, T and P for all
     but the first and all but the last, H for half of the last, S for the number of elements, o for 1, r for RANK; a
-    number before a letter multiplies it. Values are uniform in [-1, 1) unless named: + in [0.5, 2), ? in [0, 1), w as
-    small as a model's weights, p a permutation, #X integers below X, <X the integer X - 1, or a dtype of `DTYPES`.
-    A number stands for itself and "-" for None.
+    number before a letter multiplies it. Values are uniform in [-1, 1) unless named: + in [0.5, 2), ? in [0, 1), ^ in
+    [1, 2), w as small as a model's weights, p a permutation, #X integers below X, <X the integer X - 1, or a dtype of
+    `DTYPES`. A number stands for itself and "-" for None.
 
     Args:
         attrs: attributes of the op; a function computes one from the request.
@@ -265,6 +265,8 @@ COUNTED = {"count": lambda r: numel(r.shape), "dtype": lambda r: r.dtype}
 ANY = {
     "where": call("*:b * *"),
     "clamp": call("*:+ 0.75 1.5"),
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), call("*:?")),  # of [0, 1)
+    "acosh": call("*:^"),
     "cast": call("*:+", dtype=lambda r: float64 if r.dtype is float32 else float32),
     "fill": call("", value=1, **MADE),
     "reshape": call("*", shape=lambda r: (numel(r.shape),)),
@@ -428,7 +430,7 @@ def kind_of(name: str) -> Kind | None:
             if kind.calls is not ANY and key in kind.calls:
                 return replace(kind, make=kind.calls[key])
     op = registry.get(meant)
-    if op is not None and (meant in ANY or (op.elementwise and op.family in ("elementwise", "activation"))):
+    if op is not None and (meant in ANY or (op.elementwise and op.family in ("elementwise", "activation", "special"))):
         category = "memory" if meant in MOVING else FAMILIES.get(op.family, "element")
         return replace(KINDS["elementwise"], make=ANY.get(meant, elementwise), category=category)
     forward = kind_of(meant.removesuffix("_backward")) if op is not None and meant.endswith("_backward") else None

@@ -180,7 +180,7 @@ def test_an_unknown_op_gets_the_nearest_name() -> None:
     with pytest.raises(UsageError) as error:
         op_named("reduce_summ")
     assert (error.value.what, error.value.next) == ("there is no op reduce_summ", "did you mean reduce_sum?")
-    with pytest.raises(UsageError, match="ops: abs ada"):
+    with pytest.raises(UsageError, match="ops: abs acos"):
         op_named("qqqqqq")
 
 

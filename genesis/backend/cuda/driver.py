@@ -237,10 +237,6 @@ class Driver:
         code = bytes(self._call(self._cuda.cuDeviceGetUuid, self._device).bytes).hex()
         return f"GPU-{code[:8]}-{code[8:12]}-{code[12:16]}-{code[16:20]}-{code[20:]}"
 
-    def can_access(self, other: Driver) -> bool:
-        """Whether this device can read another's memory directly."""
-        return bool(self._call(self._cuda.cuDeviceCanAccessPeer, self._device, other._device))
-
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
