@@ -71,10 +71,11 @@ def bench_model(
     torch_python: TorchPython = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure training steps, or generation, of a model with random weights.
+    """Measure training steps or generation of a model.
 
-    Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
-    share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
+    The weights are random. Prints the times of forward, backward and optimizer for each batch size and length, tokens
+    and FLOPs a second, the share of this machine's measured matmul, memory by what it is for, and what larger batches
+    and lengths cost.
     A case that fails does not end the run; the first one sets the exit code. Ctrl-C ends the run with a report of the
     cases so far. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """

@@ -506,7 +506,7 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
         parts = [f"loss {found.loss:.4f}"]
         if found.bits_per_byte is not None:
-            perplexity = figure(found.perplexity, ".2f")
+            perplexity = figure(found.perplexity, ",.2f")
             parts.append(f"perplexity {perplexity}, {found.bits_per_byte:.3f} bits per byte{baseline}")
         parts += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in found.figures.items()]
         yield f"held out: {', '.join(parts)}"

@@ -117,7 +117,7 @@ def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
     ratios = []
     for way in others:
         time, moved = (format_ratio(each) for each in _ratios(first, way, "moved"))
-        noise = " (noise)" if first["time"].is_noisy or way["time"].is_noisy else ""
+        noise = " (noisy)" if first["time"].is_noisy or way["time"].is_noisy else ""
         ratios.append(f"{first['name']}: {time}x the time of {way['name']}, {moved}x its bytes{noise}")
     return table(name, title, WAYS, ways, notes=ratios)
 
