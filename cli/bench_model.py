@@ -186,7 +186,7 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
     from genesis.train.output import Output
     from genesis.train.ranks import ALONE, PREPARING_S
     from genesis.train.signals import Interrupts
-    from genesis_cli.session.ranks import met
+    from genesis_cli.session.ranks import joined_ranks
     from genesis_cli.session.training import cpu_threads
 
     if not is_rank():
@@ -195,7 +195,7 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
     console = Output(None if is_quiet else sys.stdout)
     with (
         Interrupts(saves=False) as interrupts,
-        met({"the command": command}, device, console, interrupts) as ranks,
+        joined_ranks({"the command": command}, device, console, interrupts) as ranks,
         cpu_threads(max(1, threads() // (ranks.local_size or 1))),
         ranks.during("measuring", PREPARING_S),
     ):

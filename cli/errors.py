@@ -21,7 +21,7 @@ from genesis.train.signals import just_raised
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-OPEN_FILES = 32  # that a command may need at once, with two ranks or a few clients
+OPEN_FILES = 32  # files that a command may need at once, with two ranks or a few clients
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:

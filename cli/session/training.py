@@ -118,7 +118,7 @@ def _train(
     interrupts: Interrupts,
     ranks: Ranks,
 ) -> Summary:
-    """Run `train` on one rank; rank 0 holds the folder, and does first what the others then find done."""
+    """Run `train` on one rank. Rank 0 holds the folder, and prepares first what the other ranks then reuse."""
     device = resolve_device(config.train.device, ranks)
     with folder.held(ranks.is_main), arithmetic(config, ranks):
         # Resolve the configuration for this machine, and refuse at once what cannot be trained or does not fit.
