@@ -425,7 +425,8 @@ def _content(value: object, message: Message, position: Position, field: str) ->
             _check_part(part, position, f"{field}[{number}]")
         return value or ""
     if not isinstance(value, str):
-        what = f"the content is {describe(value)}, not a string or a list of text parts"
+        found = "missing or null" if value is None else describe(value)
+        what = f"the content is {found}, not a string or a list of text parts"
         raise position.defect("wrong type", what, field=field)
     check_plain(value, position, field)
     return value
