@@ -125,7 +125,7 @@ performance: install-dev ## write docs/performance.md from the committed results
 
 docs: $(VENV)/.installed-docs ## write docs/configuration.md and build the website with the API reference in build/site
 	$(BIN)/python -m docs.generate
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The sample has float32 and bfloat16: every kernel with both Tritons, an eighth of its features with each, and one of
 # sm_80, sm_90 and sm_100 for a kernel that they share. It also checks that attention's products do not wait for each other,

@@ -47,12 +47,12 @@ Model = Annotated[str | None, typer.Option("--model", metavar="SIZE", help=MODEL
 Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")]
 WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
 
-bench = typer.Typer(help="Reports about everything.", add_completion=False, rich_markup_mode=None)
+bench = typer.Typer(help="Measure ops, a model, or all, for a report.", add_completion=False, rich_markup_mode=None)
 
 
 @bench.callback()
 def _about() -> None:
-    """Measure everything that this machine can run, and report it."""
+    """Measure ops, a model, or all, for a report."""
 
 
 @bench.command("ops")
@@ -70,7 +70,7 @@ def bench_ops(
     out: Reports = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure many ops, and report how near each comes to the limits of this machine.
+    """Compare many ops with the limits of this machine.
 
     Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
@@ -97,7 +97,7 @@ def bench_all(
     out: Reports = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure every op and the training steps of a model, and write one report.
+    """Measure ops and a model, and write one report.
 
     Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
     A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of

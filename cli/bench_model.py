@@ -71,10 +71,11 @@ def bench_model(
     torch_python: TorchPython = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure training steps, or generation, of a model with random weights.
+    """Measure training steps or generation of a model.
 
-    Prints the times of forward, backward and optimizer for each batch size and length, tokens and FLOPs a second, the
-    share of this machine's measured matmul, memory by what it is for, and what larger batches and lengths cost.
+    The weights are random. Prints the times of forward, backward and optimizer for each batch size and length, tokens
+    and FLOPs a second, the share of this machine's measured matmul, memory by what it is for, and what larger batches
+    and lengths cost.
     A case that fails does not end the run; the first one sets the exit code. Ctrl-C ends the run with a report of the
     cases so far. With --nproc a rank that fails, or a signal, ends all of them, without a report.
     """
@@ -185,7 +186,7 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
     from genesis.train.output import Output
     from genesis.train.ranks import ALONE, PREPARING_S
     from genesis.train.signals import Interrupts
-    from genesis_cli.session.ranks import met
+    from genesis_cli.session.ranks import joined_ranks
     from genesis_cli.session.training import cpu_threads
 
     if not is_rank():
@@ -194,7 +195,7 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
     console = Output(None if is_quiet else sys.stdout)
     with (
         Interrupts(saves=False) as interrupts,
-        met({"the command": command}, device, console, interrupts) as ranks,
+        joined_ranks({"the command": command}, device, console, interrupts) as ranks,
         cpu_threads(max(1, threads() // (ranks.local_size or 1))),
         ranks.during("measuring", PREPARING_S),
     ):

@@ -130,7 +130,8 @@ def _process(talk: Talk, line: str, out: Output, console: Output) -> None:
     elif name == "/regenerate":
         _answer(talk, talk.regenerate(), out, console)
     elif name == "/tokens":
-        out.line("{:,} of {:,} tokens".format(*talk.size()))
+        used, most = talk.size()
+        out.line(f"{used:,} of {most:,} tokens" + "; the context is full: /reset starts again" * (used >= most))
     elif name == "/save":
         talk.save(_file(argument))
         console.line(f"saved {len(talk.messages)} messages")

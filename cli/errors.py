@@ -21,7 +21,7 @@ from genesis.train.signals import just_raised
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
-OPEN_FILES = 32  # that a command may need at once, with two ranks or a few clients
+OPEN_FILES = 32  # files that a command may need at once, with two ranks or a few clients
 
 
 def exit_code(error: BaseException, *, debug: bool) -> int:
@@ -87,8 +87,22 @@ def _as_genesis_error(error: BaseException) -> GenesisError | None:
     if callable(message):
         context: Any = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "genesis"
-        return UsageError(str(message()), where="command line", next=f"run `{command} --help`")
+        next = _as_settings(error) or f"run `{command} --help`"
+        return UsageError(str(message()), where="command line", next=next)
     return None
+
+
+def _as_settings(error: Any) -> str:
+    """Return advice for an unknown option that is the name of a setting, such as `--lr`; otherwise an empty text."""
+    context = getattr(error, "ctx", None)
+    takes_settings = context is not None and any(each.name == "overrides" for each in context.command.params)
+    if not takes_settings or not hasattr(error, "possibilities"):  # only an unknown option has them
+        return ""
+    from genesis.train.config import setting_names
+
+    key = error.option_name.lstrip("-").replace("-", "_").rpartition(".")[2]
+    found = [name for name in setting_names() if name.partition(".")[2] == key]
+    return f"settings have no dashes: write {' or '.join(f'{name}=VALUE' for name in found)}" if found else ""
 
 
 def block(what: str, where: str, next: str, label: str = "error") -> str:

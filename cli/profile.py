@@ -86,7 +86,7 @@ def profile(
     nproc: NProc = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure one op, or the steps of a training run, and say what the time is spent on.
+    """Explain the time of an op or of a training run.
 
     Prints times with their confidence, the share of this machine's measured limits, memory, and what would help.
     A case that fails does not end the run; the exit code is that of the first one. With --nproc a rank that fails, or a

@@ -23,11 +23,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Point links at pages of the website; a link to another file of the repository becomes its path."""
+    """Point links and pictures at files of the website; a link to another file of the repository becomes its path."""
     folder = Path("." if page.file.src_uri in TEXTS else "docs", page.file.src_uri).parent
 
     def replace(link: re.Match[str]) -> str:
-        text, target, anchor = link[1], link[2], link[3] or ""
+        mark, text, target, anchor = link[1], link[2], link[3], link[4] or ""
         if "://" in target or not target:
             return link[0]
         path = (REPOSITORY / folder / target).resolve()
@@ -36,8 +36,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         name = path.relative_to(REPOSITORY).as_posix()
         source = next((each for each, origin in TEXTS.items() if origin == name), name.removeprefix("docs/"))
         if files.get_file_from_path(source) is None:
-            return f"{text} (`{name}`)"
+            return f"`{name}`" if text == name else f"{text} (`{name}`)"
         depth = "../" * page.file.src_uri.count("/")
-        return f"[{text}]({depth}{source}{anchor})"
+        return f"{mark}[{text}]({depth}{source}{anchor})"
 
-    return re.sub(r"(?<!!)\[([^\]]*)\]\(\s*([^)#\s]*)(#[^)\s]*)?\s*\)", replace, markdown)
+    return re.sub(r"(!?)\[([^\]]*)\]\(\s*([^)#\s]*)(#[^)\s]*)?\s*\)", replace, markdown)

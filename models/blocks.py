@@ -45,7 +45,7 @@ class PackedHeads(NamedTuple):
     Attributes:
         layer: index of the layer.
         heads, key_heads: Q and K.
-        window: how many keys up to the query's own it attends to; 0 means all.
+        window: number of keys that a query attends to, up to its own; 0 means all.
         rope: index into the config's `ropes` of the embedding that rotates queries and keys; None rotates nothing.
         norms: norms of query heads and of key heads, applied before the rotation.
     """
@@ -169,7 +169,7 @@ class Context:
 
         Args:
             layer: index of the layer.
-            window: how many keys up to the query's own it attends to; 0 means all.
+            window: number of keys that a query attends to, up to its own; 0 means all.
         """
         if self.cache is not None:
             return self.cache.attention(q, k, v, self.starts, layer, window, scale)
@@ -494,8 +494,8 @@ def _llama3(config: ModelConfig, inverse: np.ndarray) -> np.ndarray:
 
 
 def _longrope(config: ModelConfig, inverse: np.ndarray, length: int) -> tuple[np.ndarray, float]:
-    """Divide each frequency by its own factor from one of two lists, for up to the trained length and for beyond it
-    (Ding et al., "LongRoPE", 2024).
+    """Divide each frequency by its own factor. One list of factors is for lengths up to the trained one, another for
+    longer ones (Ding et al., "LongRoPE", 2024).
     """
     p = config.rope.parameters
     trained, scale = p["original_max_position_embeddings"], p.get("attention_factor")

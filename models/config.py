@@ -87,7 +87,7 @@ class ModelConfig:
         ACTIVATION: the family's key of the MLP's activation, followed by the names that it may have.
         ROTATES_PARTS: whether `partial_rotary_factor` may be below 1 in this family.
         DEFAULTS: the family's values of absent keys, where they differ from the usual ones.
-        layer_windows: for each layer, how many keys up to the query's own it attends to; 0 means all.
+        layer_windows: for each layer, the number of keys that a query attends to, up to its own; 0 means all.
         raw: the whole config as it was read; saving writes it back.
     """
 

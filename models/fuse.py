@@ -307,7 +307,7 @@ class _Block:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.module, name)
-        if isinstance(found, MethodType):  # methods, too, see modules that record calls
+        if isinstance(found, MethodType):  # bound to this object, a method also sees modules that record calls
             return MethodType(found.__func__, self)
         return _Part(name, found) if isinstance(found, nn.Module) else found
 

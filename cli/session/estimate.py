@@ -316,10 +316,10 @@ def _largest(needed: Callable[[int], int], room: int, start: int) -> int:
 
 
 def _guess(known: Mapping[int, int], room: int, rows: int, low: int, high: int) -> int:
-    """Return where the line through two known needs reaches `room`: the bracket's, otherwise the nearest."""
+    """Return where a line reaches `room`: through the ends of the bracket if known, else the two nearest needs."""
     if len(known) == 1:
         return 2 * rows if low else rows // 2
-    if len(known) % 3 == 0:  # a curved function can keep all lines on one side of the room
+    if len(known) % 3 == 0:  # bisect: if the function is curved, all lines can miss on one side
         return (low + min(high, 2 * low + 1)) // 2
     ends = (low, high) if low in known and high in known else sorted(known, key=lambda n: abs(known[n] - room))[:2]
     one, other = ends

@@ -3,8 +3,8 @@
 Once the loss is computed in more than one chunk, a step's memory is nearly linear in layers, in rows, and in their
 product. Four small steps therefore determine it without a model of its parts. The pool keeps blocks for requests of the
 same size, so its blocks are counted by size; numpy's temporaries are counted by Python's allocation tracing. Threads
-share the rows of a batch. One share is counted, since over several steps all threads come to hold the most blocks of a
-size at the same time. The update is not shared.
+share the rows of a batch. One share is measured for all threads, because in some step all of them hold their most
+blocks of a size at the same time. The update is not shared.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: i
 
 
 def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
-    """Return the memory of several shares: one alone, and the others next to one that owns the gradients' memory."""
+    """Return the memory of `count` shares: one measured alone, the others while it occupies the gradients' memory."""
     trained, found, objective = trained_parameters(state.model), list[Any](), state.objective
 
     def loss() -> Tensor:

@@ -99,7 +99,7 @@ def evaluate(
     base: str | None = None,
     template: str | None = None,
 ) -> dict[str, float | int]:
-    """Return the metrics of the model in `folder` on `sources` (`Evaluation.metrics`), with each sample alone.
+    """Return the metrics of the model in `folder` on `sources` (`Evaluation.metrics`); no sample attends to another.
 
     Conversations become samples by `template` (`chatml`, a file or a folder), by default the folder's own; only the
     assistant's messages are measured.

@@ -38,12 +38,12 @@ def joined(
     """
     facts = {"the configuration": hashlib.sha256(config.resolved_yaml().encode()).hexdigest()}
     check = functools.partial(check_divides, accumulation_steps=config.train.accumulation_steps)
-    with met(facts, config.train.device, console, interrupts, environ, check) as ranks:
+    with joined_ranks(facts, config.train.device, console, interrupts, environ, check) as ranks:
         yield ranks
 
 
 @contextmanager
-def met(
+def joined_ranks(
     facts: Mapping[str, str],
     device: str,
     console: Output,

@@ -71,7 +71,7 @@ class Talk:
         self.messages = [] if self.system is None else self.messages[:1]
 
     def say(self, text: str) -> Iterator[str]:
-        """Add a message, and yield the answer piece by piece; what was received of it is kept.
+        """Add a message, and yield the answer piece by piece; the yielded part of a stopped answer is kept.
 
         Raises:
             UsageError: the context is full. DataError: the template refuses the messages. The message is removed again.

@@ -200,7 +200,7 @@ def _pair(speaker: Speaker, item: Item, choice: str) -> Scored:
 
     This is lm-eval's rule. White space at the end of a text belongs to the choice, because tokenizers put it at the
     beginning of words. If the tokenizer merges the question's end with the whole choice, the choice is encoded
-    separately: no ids would score as certain. A chat's prompt is always encoded separately, as in training.
+    separately; without ids it would score as certain. A chat's prompt is always encoded separately, as in training.
     """
     added: list[int] = []
     if isinstance(item.asked, Conversation):

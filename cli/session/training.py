@@ -118,7 +118,7 @@ def _train(
     interrupts: Interrupts,
     ranks: Ranks,
 ) -> Summary:
-    """Run `train` on one rank; rank 0 holds the folder, and does first what the others then find done."""
+    """Run `train` on one rank. Rank 0 holds the folder, and prepares first what the other ranks then reuse."""
     device = resolve_device(config.train.device, ranks)
     with folder.held(ranks.is_main), arithmetic(config, ranks):
         # Resolve the configuration for this machine, and refuse at once what cannot be trained or does not fit.
@@ -506,7 +506,7 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
         baseline = "" if gzip is None else f" (gzip -9 on the same files: {gzip:.3f})"
         parts = [f"loss {found.loss:.4f}"]
         if found.bits_per_byte is not None:
-            perplexity = figure(found.perplexity, ".2f")
+            perplexity = figure(found.perplexity, ",.2f")
             parts.append(f"perplexity {perplexity}, {found.bits_per_byte:.3f} bits per byte{baseline}")
         parts += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in found.figures.items()]
         yield f"held out: {', '.join(parts)}"

@@ -55,7 +55,7 @@ def _recorded_pass(retain_graph: bool, to_leaves: bool) -> tuple[engine.Backward
 
 engine.recorded_pass.append(_recorded_pass)
 
-# `apply` and `checkpoint` pass keywords on, and the switches without arguments check theirs themselves.
+# Without `apply` and `checkpoint`, which pass keywords on, and switches without arguments, which check their own.
 check_calls(
     globals(),
     (

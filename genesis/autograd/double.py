@@ -1,9 +1,9 @@
 """Recorded backward passes: gradients that have gradients themselves (`create_graph=True`).
 
 Vjps call ops on arrays. In a recorded pass a tracer sees these calls: arrays that depend on the graph are `Taped`, and
-each op on one becomes a node of the tape. An op without a vjp is replaced by its plain formula (`Op.plain`), which
-computes auxiliary results of forward (statistics, log-sums) again. A vjp that differentiates such a result itself
-raises a GradientError that names the op.
+each op on such an array becomes a node of the tape. An op without a vjp is replaced by its plain formula (`Op.plain`),
+which computes auxiliary results of forward (statistics, log-sums) again. A vjp that differentiates such a result
+itself raises a GradientError that names the op.
 """
 
 from __future__ import annotations

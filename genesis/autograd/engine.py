@@ -209,7 +209,7 @@ class _Step:
                 del self.current.leases[edge.node]
 
 
-# Returns a pass whose gradients have gradients, and what traces its ops; the package fills it, see double.py.
+# The function that returns a recorded pass (see double.py) and the context that traces its ops. The package sets it.
 recorded_pass: list[Callable[[bool, bool], tuple[BackwardPass, AbstractContextManager[None]]]] = []
 
 
@@ -432,7 +432,7 @@ def grad(
         only_inputs: must be True.
         allow_unused: return None for an input that the outputs do not use; by default the value of
             `materialize_grads`.
-        is_grads_batched: must be False, because there is no `vmap`.
+        is_grads_batched: must be False, because `vmap` does not exist.
         materialize_grads: return zeros instead of None.
 
     Raises:

@@ -114,7 +114,7 @@ class _FunctionNode(BaseNode):
             place = f"argument {i}" if spec is None else f"argument {i} of shape {spec.shape}"
             raise GradientError(f"{self.name}.backward returned {type(grad).__name__} for {place}")
         if spec is None:
-            raise GradientError(f"{self.name}.backward returned a gradient for argument {i}, which is no tensor")
+            raise GradientError(f"{self.name}.backward returned a gradient for argument {i}, which is not a tensor")
         if self.edges[i] is None:
             return None
         array = as_gradient(grad)

@@ -90,7 +90,7 @@ def gradcheck(
 
     Args:
         eps: step of the differences.
-        raise_exception: return False instead of raising.
+        raise_exception: False returns False instead of raising.
 
     Returns:
         True.
@@ -153,7 +153,7 @@ def gradgradcheck(
     fast_mode: bool = False,
     masked: bool = False,
 ) -> bool:
-    """Check the gradients of the gradients of `func`, as `gradcheck` checks those of `func`.
+    """Check the second derivatives of `func`, as `gradcheck` checks the first ones.
 
     Args:
         grad_outputs: gradients that enter the outputs; fixed random numbers by default. `gen_non_contig_grad_outputs`

@@ -457,7 +457,7 @@ def _destination(op: Op, arrays: tuple[Any, ...], attrs: dict[str, Any], out: Te
     """Return the memory of `out=`; an empty tensor takes new memory of the result's shape.
 
     Raises:
-        ShapeError: if the memory overlaps that of an input in part.
+        ShapeError: if the memory overlaps a part of an input's memory.
     """
     if 0 in out.array.shape:
         spec = op.infer(*arrays, **{name: value for name, value in attrs.items() if name != "device"})

@@ -36,8 +36,8 @@ class FileCounts:
     like_records: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return a summary such as `read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
-        parts = (("read", self.read), ("not read", self.not_read))
+        """Return a summary such as `files read: 24 text, 1 jsonl.gz; not read: 2 png, 1 archive`."""
+        parts = (("files read", self.read), ("not read", self.not_read))
         found = []
         for name, counts in parts:
             ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

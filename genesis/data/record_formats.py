@@ -154,7 +154,7 @@ class RecordFormat:
             named[field] = [self._name(n) for n in [m for m in names if m in given] or names if self._name(n) in keys]
         if self.format != "auto":
             named |= zip(_NEEDED["alpaca"], ([self._name(field)] for field in _PAIRS[self.format]), strict=True)
-        # An input without another question is the question; otherwise it belongs to the question.
+        # A field `input` is the question if no other field is; otherwise it is the question's input.
         unused = named["input" if named["instruction"] == [self._name("input")] else "instruction"]
         unused[:] = [name for name in unused if name != self._name("input")]
         if not named["instruction"] or not named["output"]:
@@ -425,7 +425,8 @@ def _content(value: object, message: Message, position: Position, field: str) ->
             _check_part(part, position, f"{field}[{number}]")
         return value or ""
     if not isinstance(value, str):
-        what = f"the content is {describe(value)}, not a string or a list of text parts"
+        found = "missing or null" if value is None else describe(value)
+        what = f"the content is {found}, not a string or a list of text parts"
         raise position.defect("wrong type", what, field=field)
     check_plain(value, position, field)
     return value

@@ -51,7 +51,7 @@ class WeightedSource(Protocol):
     Attributes:
         path: a file, a folder, a glob, `stdlib:`, `example:chats` or `hf:ORG/NAME`.
         weight: how often an epoch contains its documents, above 0.
-        config, split: which part of a data set of the hub.
+        config, split: the part to read of a data set of the hub.
     """
 
     path: str

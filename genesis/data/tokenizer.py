@@ -160,7 +160,7 @@ class Tokenizer:
     def is_beyond(self, text: str, most: int, *, parse_special: bool = False) -> bool:
         """Whether `text` has more than `most` tokens, as far as its length and the tokens of its start show cheaply.
 
-        A start with more than twice as many is decisive, because what follows cannot remove half of its tokens.
+        If its start alone has more than twice as many, the answer is true: later text cannot remove half of the tokens.
         Raises the errors of `encode_batch`.
         """
         if len(text) > most * self.longest:
@@ -431,7 +431,7 @@ _LONGEST_CHARACTER = 4
 
 class StreamDecoder:
     """Decodes a growing sequence of ids. All returned texts joined equal `decode` of all ids. If the ids continue
-    others, they equal the text that is added to those.
+    `after`, they equal the text that the ids add to it.
 
     A character whose bytes span several tokens is returned with the last one.
 
@@ -476,7 +476,7 @@ class StreamDecoder:
 
 
 def _last_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the last of `ids` that the next text depends on: none after a special token, else a whole character."""
+    """Return the last of `ids` that the next text depends on: none after a special token, else one character's."""
     start = len(ids)
     while start and ids[start - 1] not in tokenizer.special_ids:
         start -= 1

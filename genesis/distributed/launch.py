@@ -314,8 +314,8 @@ class _Job:
             self._is_forwarding = False
 
     def exit_code(self) -> int:
-        """Return the exit code of the first rank that failed on its own, neither with 0 nor 10. Raises DistributedError
-        if it was killed or a rank was stopped for too long, and InterruptedRun if interrupted before all joined.
+        """Return the exit code of the job, as `launch` does. Raises DistributedError if a rank was killed or stopped
+        for too long, and InterruptedRun if a signal ended one before all had joined.
         """
         echo = DistributedError.exit_code
         # A rank that failed on its own is the cause.

@@ -1,6 +1,6 @@
-"""Recordings of a user's code by name: the rows and the table that `torch.profiler` calls key averages.
+"""Sums recordings of a user's code by name, into the rows and the table that `torch.profiler` calls key averages.
 
-The rows' own times add up to the whole: time in no op or range has a row too.
+The rows' self times add up to the total time: time outside every op and range has its own row.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ RowKey = tuple[str, tuple[Shape, ...], tuple[str, ...]]  # name, shapes of input
 
 @dataclass
 class Average:
-    """The events of one row; times are microseconds.
+    """The events of one row. Times are in microseconds.
 
-    Every attribute with "device" in its name can also be read with "cuda", and `cpu_time` and `device_time` are the
-    means of one event.
+    Every attribute with "device" in its name can also be read with "cuda" instead. `cpu_time` and `device_time` are
+    the mean times of an event. Totals include inner events; attributes that begin with `self_` exclude them.
 
     Attributes:
-        key: name of the op or range, or a name in brackets for other time.
-        cpu_time_total, device_time_total: include inner events; self_… exclude them.
-        cpu_memory_usage, device_memory_usage: bytes allocated less bytes freed; self_… exclude inner events.
-        input_shapes, stack: if rows are grouped by them; Python calls, the innermost first.
-        flops: of all events, if they were counted.
+        key: name of the op or range; a name in brackets for other time.
+        cpu_memory_usage: bytes allocated minus bytes freed on the host.
+        device_memory_usage: bytes allocated minus bytes freed on the device.
+        input_shapes: shapes of the inputs; empty unless rows are grouped by shape.
+        stack: Python calls, innermost first; empty unless rows are grouped by call.
+        flops: FLOPs of all events; 0 if they were not counted.
     """
 
     key: str
@@ -62,13 +63,13 @@ METRICS = (
 
 
 def metric_of(name: str, known: Sequence[str] = METRICS) -> str:
-    """The attribute of `Average` that torch calls `name`. Raises: UsageError."""
-    found = str(name).replace("cuda", "device")
-    if found not in known:
-        near = nearest(found, known)
+    """The attribute of `Average` that torch calls `name`. Raises UsageError if none does."""
+    metric = str(name).replace("cuda", "device")
+    if metric not in known:
+        near = nearest(metric, known)
         hint = f"did you mean {near}?" if near else f"use one of {', '.join(known)}"
         raise UsageError(f"a profile has no metric {name!r}", next=hint)
-    return found
+    return metric
 
 
 class EventList(list[Average]):
@@ -76,7 +77,7 @@ class EventList(list[Average]):
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Microseconds of the whole."""
+        """Total host time in microseconds."""
         return sum(row.self_cpu_time_total for row in self)
 
     def table(
@@ -91,11 +92,13 @@ class EventList(list[Average]):
         """The rows as text.
 
         Args:
-            sort_by: the metric whose largest values come first, such as "self_cpu_time_total" or "cuda_time_total";
-                rows with equal values are sorted by their time on the host.
-            row_limit: the most rows; -1 for all.
-            max_src_column_width, max_name_column_width, max_shapes_column_width: characters; None for no limit.
-            header: a line above the table.
+            sort_by: metric to sort by in descending order, such as "self_cpu_time_total" or "cuda_time_total"; host
+                time breaks ties.
+            row_limit: maximum number of rows; -1 for all.
+            max_src_column_width: width limit of the stack column in characters; None for no limit.
+            max_name_column_width: width limit of the name column, likewise.
+            max_shapes_column_width: width limit of the shapes column, likewise.
+            header: line above the table.
 
         Raises:
             UsageError: the metric does not exist.
@@ -123,7 +126,7 @@ def _columns(host: float, device: float) -> list[Column]:
     """The table's columns; `host` and `device` are the sums of all rows in microseconds."""
 
     def column(title: str, metric: str, unit: Unit, scale: float = 1.0) -> Column:
-        # Zeros are left out, and so are columns without values.
+        # `or None` leaves a zero's cell empty, and a table omits columns without values.
         return Column(title, title, unit, metric, lambda row: getattr(row, metric) * scale or None)
 
     return [
@@ -151,12 +154,12 @@ def _columns(host: float, device: float) -> list[Column]:
 def averages(
     recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
 ) -> EventList:
-    """The events of recordings by name.
+    """The events of recordings, summed by name.
 
     Args:
-        has_modules: modules are events.
-        by_shapes: different shapes of inputs are different rows.
-        by_stack: so are this many different innermost Python calls.
+        has_modules: whether modules count as events.
+        by_shapes: whether calls with different input shapes get separate rows.
+        by_stack: number of innermost Python calls that separate rows; 0 for none.
     """
     nowhere, hidden = (OUTSIDE, (), ()), ("wait",) if has_modules else ("wait", "module")
     rows: dict[RowKey, Average] = {}
@@ -168,14 +171,14 @@ def averages(
         return rows[key]
 
     def keys(frame: Frame | None) -> Iterator[RowKey]:
-        """The rows of a frame and of those around it, innermost first; an op that raised has none."""
+        """The rows of a frame and its parents, innermost first. An op that raised has no row."""
         while frame is not None:
             if frame.end > 0 and frame.level not in hidden:
                 yield frame.name, frame.shapes[0] if by_shapes else (), frame.lines[:by_stack]
             frame = frame.parent
 
     def add(around: Sequence[RowKey], metric: str, amount: float) -> None:
-        """Add to the innermost row, and to the totals of the rows around it."""
+        """Add to the innermost row, and to the totals of its parents' rows."""
         for key in dict.fromkeys(around):
             row = row_of(key)
             for name in (metric, f"self_{metric}")[: 1 + (key == around[0])]:

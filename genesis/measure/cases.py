@@ -1,7 +1,7 @@
 """Builds the arguments of any op from a shape: names of ops, the table of calls, typical shapes, and backward passes.
 
-Every other module here is generic over the registry. An op is found in `KINDS` by its name, by its record (elementwise
-ops), or through the op whose gradient it computes. An op of a new form takes one line in `KINDS`.
+All other modules of this package are generic over the registry. `KINDS` finds an op by its name, by its record
+(elementwise ops), or through the op whose gradient it computes. An op of a new form takes one line in `KINDS`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Axes = int | tuple[int, ...] | None
 CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer")
 # Size classes in ascending order of work; "batch" is a batch of a language model's tokens.
 SIZES = ("small", "medium", "batch", "large", "xlarge")
-DIFFERENT = 1 << 16  # values drawn for an array; a larger array repeats them, which is faster than drawing more
-RANK = 16  # of low-rank pairs
+DISTINCT_VALUES = 1 << 16  # values drawn for an array; a larger array repeats them, which is faster than drawing more
+RANK = 16  # rank of low-rank pairs
 DTYPES = {"b": bool_, "i8": int8, "i16": int16, "bf16": bfloat16, "f32": float32, "f64": float64}
 BOUNDS = {"+": (0.5, 2.0), "?": (0.0, 1.0), "^": (1.0, 2.0)}
 
@@ -49,7 +49,7 @@ Make = Callable[["Request"], Arguments]
 
 @dataclass(frozen=True)
 class Request:
-    """A call to build: the op, the shape under the dimension letters of its kind, the axes, and where values go.
+    """A call to build: op, shape, axes, dtype and device.
 
     Attributes:
         rng: draws all values of the call in order, so equal requests build equal calls.
@@ -58,14 +58,14 @@ class Request:
     op: Op
     shape: Shape
     axes: Axes  # one dimension, several, or None for all
-    dtype: DType  # of floats (or integers) that the call does not name otherwise
+    dtype: DType  # of every operand for which the call names no dtype
     device: Device
-    letters: str = ""  # one name for each number of the shape; empty for ops that take any shape
+    letters: str = ""  # one letter for each dimension of the shape; empty for ops that take any shape
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
     @functools.cached_property
     def dims(self) -> dict[str, Shape]:
-        """The sizes that each letter of an operand stands for."""
+        """The sizes that each letter stands for."""
         shape = self.shape if len(self.shape) != 1 else self.shape * max(len(self.letters), 1)
         first, last = self.shape[:1], self.shape[-1:]
         known: dict[str, Shape] = {"*": self.shape, "F": first, "L": last, "P": self.shape[:-1], "T": self.shape[1:]}
@@ -73,11 +73,11 @@ class Request:
         return known | {letter: (n,) for letter, n in zip(self.letters, shape, strict=False)}
 
     def size(self, name: str) -> int:
-        """The number that a letter stands for, or that the text is."""
+        """The size that a letter stands for, or the number that the text spells."""
         return int(name) if name.isdigit() else numel(self.dims[name])
 
     def operand(self, text: str) -> Any:
-        """The operand that a word of `call` describes."""
+        """The operand that a word describes, in the language of `call`."""
         if text == "-":
             return None
         if re.fullmatch(r"[-+\d.e]+", text):
@@ -98,42 +98,44 @@ class Request:
             return self.placed(self.rng.integers(0, end, shape) if values[0] == "#" else np.full(shape, end - 1))
         wide = float64 if self.dtype is float64 else float32
         dtype = DTYPES.get(values.rstrip("+?^w"), wide if values == "wide" else self.dtype)
-        made = empty(shape, dtype, self.device)  # first, because it refuses what does not fit into memory
-        count = min(made.size, DIFFERENT)
+        result = empty(shape, dtype, self.device)  # first, because it refuses what does not fit into memory
+        count = min(result.size, DISTINCT_VALUES)
         low, high = (-(shape[-1] ** -0.5), shape[-1] ** -0.5) if values == "w" else BOUNDS.get(values[-1:], (-1.0, 1.0))
         if dtype.is_floating_point:
             some = self.rng.uniform(low, high, count).astype(dtype.numpy)
         else:
             some = self.rng.integers(0, 2, count).astype(np.bool_) if dtype is bool_ else self.rng.integers(1, 8, count)
-        backend_for(self.device).from_numpy(np.resize(some, shape), made)
-        return made
+        backend_for(self.device).from_numpy(np.resize(some, shape), result)
+        return result
 
     def placed(self, values: Any, dtype: DType = int64) -> Array:
-        """Given values on the device."""
-        made = empty(np.shape(values), dtype, self.device)
-        backend_for(self.device).from_numpy(np.asarray(values), made)
-        return made
+        """Copy values to the device."""
+        result = empty(np.shape(values), dtype, self.device)
+        backend_for(self.device).from_numpy(np.asarray(values), result)
+        return result
 
 
 def call(operands: str, **attrs: Any) -> Make:
-    """Builds a call from a line that describes its operands, one word each.
+    """Return a function that builds a call from a line, in which each word describes one operand.
 
-    A word is the operand's dimensions, and after a colon its values: "mk nk:w" is x [M, K] and a weight [N, K].
-    Dimensions are letters of the kind, or * for the whole shape, F and L for its first and last size, T and P for all
-    but the first and all but the last, H for half of the last, S for the number of elements, o for 1, r for RANK; a
-    number before a letter multiplies it. Values are uniform in [-1, 1) unless named: + in [0.5, 2), ? in [0, 1), ^ in
-    [1, 2), w as small as a model's weights, p a permutation, #X integers below X, <X the integer X - 1, or a dtype of
-    `DTYPES`. A number stands for itself and "-" for None.
+    A word gives the operand's dimensions and, after a colon, its values: "mk nk:w" is x [M, K] and a weight [N, K].
+    A number stands for itself and "-" for None. A number before a letter multiplies its size.
+
+    Dimensions: a letter of the kind; * the whole shape; F, L its first and its last size; T, P all sizes but the first
+    and all but the last; H half of the last size; S the number of elements; o 1; r `RANK`.
+
+    Values are uniform in [-1, 1), or: + in [0.5, 2); ? in [0, 1); ^ in [1, 2); w as small as a model's weights; p a
+    permutation; #X integers below X; <X the integer X - 1. A name in `DTYPES` sets the dtype.
 
     Args:
-        attrs: attributes of the op; a function computes one from the request.
+        attrs: attributes of the op; a function computes its attribute from the request.
     """
 
     def make(r: Request) -> Arguments:
         inputs = tuple(r.operand(word) for word in operands.split())
-        made = {name: value(r) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
-        where = {"device": r.device} if not inputs and r.device != CPU else {}  # an op without inputs is told
-        return inputs, made | where
+        values = {name: value(r) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
+        where = {"device": r.device} if not inputs and r.device != CPU else {}  # no input implies the device
+        return inputs, values | where
 
     return make
 
@@ -142,12 +144,12 @@ def call(operands: str, **attrs: Any) -> Make:
 
 
 def elementwise(r: Request) -> Arguments:
-    """Operands from 0.5 to 2, a range that logarithms, roots and quotients take."""
+    """Operands in [0.5, 2), where logarithms, roots and quotients are defined."""
     return call("*:+ " * r.op.operands)(r)
 
 
 def of_user(user: UserOp, r: Request) -> Arguments:
-    """The arrays that the `sample` of a user's op returns; without one, arrays of the shape for all inputs."""
+    """The arrays that a user's op returns from its `sample`; without one, every input has the request's shape."""
     attrs = dict(user.attrs)
     if user.sample is None:
         return tuple(r.array(r.shape, "+") for _ in user.inputs), attrs
@@ -165,21 +167,21 @@ def transposed(r: Request) -> Arguments:
 
 
 def one_axis(r: Request) -> int:
-    """The requested axis. Raises: UsageError: there are several, or all are requested."""
+    """The requested axis. Raises UsageError if several or all axes are requested."""
     if not isinstance(r.axes, int):
         raise UsageError(f"{r.op.name} takes one axis", where="--axis", next="give one number, such as -1")
     return r.axes
 
 
 def masked_select(r: Request) -> Arguments:
-    """A mask with about half of its values set and their number; values to select, and the offsets of its blocks."""
+    """A mask with about half of its values set, and their number. `masked_select` also takes values and offsets."""
     mask = r.array(r.shape, "b")
     inputs = (mask,) if r.op.name == "mask_indices" else (r.array(r.shape), mask, registry["mask_offsets"](mask))
     return inputs, {"count": int(mask.numpy().sum())}
 
 
 def counted(count: Callable[[np.ndarray], int]) -> Make:
-    """Builds an array of at most 64 different values, and the size of the result, which `count` finds."""
+    """Return a function that builds an array of at most 64 distinct values; `count` computes the result's size."""
 
     def make(r: Request) -> Arguments:
         x = r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
@@ -189,20 +191,20 @@ def counted(count: Callable[[np.ndarray], int]) -> Make:
 
 
 def backward_of(make: Make, r: Request) -> Arguments:
-    """The arguments that `<op>_backward` gets in the backward pass of a call of `<op>`, which `make` builds."""
+    """The arguments of `<op>_backward` in the backward pass of the call of `<op>` that `make` builds."""
     forward = registry[r.op.name.removesuffix("_backward")]
-    found: list[Arguments] = []
+    recorded: list[Arguments] = []
 
     def note(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
         if op is r.op:
-            found.append((inputs, attrs))
+            recorded.append((inputs, attrs))
 
     passes = passes_of(forward, *make(replace(r, op=forward)))
     with observe(note):
         passes.backward()
-    if not found:
+    if not recorded:
         raise UsageError(f"the gradient of {forward.name} needs no {r.op.name} for these inputs", where="--op")
-    return found[0]
+    return recorded[0]
 
 
 # --- The table --------------------------------------------------------------------------------------------------------
@@ -210,15 +212,15 @@ def backward_of(make: Make, r: Request) -> Arguments:
 
 @dataclass(frozen=True)
 class Kind:
-    """Ops that take a shape of the same meaning."""
+    """Ops whose shapes have the same meaning."""
 
     category: str  # one of `CATEGORIES`
     sizes: str  # one shape for each of `SIZES`
-    calls: Mapping[str, Make]  # how each op is called, by its name or alias
-    letters: str = ""  # names of the dimensions, in the order of the shape; empty if any number of them will do
-    form: str = "rows,columns"  # the shape, for people
-    axes: tuple[Axes, ...] = ()  # the axes to measure when none are given; empty for ops without an axis
-    make: Make = elementwise  # builds the call of the op that was looked up
+    calls: Mapping[str, Make]  # builds each op's call, by its name or alias
+    letters: str = ""  # one letter per dimension; empty if a shape may have any number of dimensions
+    form: str = "rows,columns"  # the form of a shape, as errors show it
+    axes: tuple[Axes, ...] = ()  # the default axes to measure; empty for ops without an axis
+    make: Make = elementwise  # builds the call of the op that `kind_of` looked up
 
     @property
     def shapes(self) -> list[Shape]:
@@ -231,12 +233,12 @@ class Kind:
 
 
 def over(op: str, **attrs: Any) -> dict[str, Make]:
-    """Reductions over the requested axes."""
+    """Calls of reductions over the requested axes; `op` holds names separated by spaces."""
     return dict.fromkeys(op.split(), call("*", axes=lambda r: r.axes, **attrs))
 
 
 def step_calls() -> dict[str, Make]:
-    """Steps of elementwise optimizers on a parameter, or on a bfloat16 weight and its residual (`_split`)."""
+    """Calls of elementwise optimizers, on a parameter or on a bfloat16 weight and its residual (`_split`)."""
     rules: dict[str, tuple[int, dict[str, Any]]] = {  # number of states, settings
         "sgd": (0, {"weight_decay": 0.1}),
         "sgd_momentum": (1, {"momentum": 0.9, "dampening": 0.1, "nesterov": False, "weight_decay": 0.1}),
@@ -410,7 +412,7 @@ FAMILIES = {
 }
 MOVING = ("copy", "overwrite", "cast", "fill")  # elementwise ops that compute nothing
 
-# Other names of ops, among them those of torch.
+# Other names of ops, including torch's.
 ALIASES = {
     **{f"reduce_{name}": name for name in REDUCED},
     **{"reduce_max": "amax", "reduce_min": "amin", "max": "amax", "min": "amin", "sum_to_size": "sum_to_shape"},
@@ -423,9 +425,9 @@ ALIASES = {
 
 @functools.cache
 def kind_of(name: str) -> Kind | None:
-    """The kind of an op or an alias; None if there is no such op, or if nothing says how to call it."""
+    """The kind of an op or an alias; None if the op is unknown, or if no table says how to call it."""
     meant = ALIASES.get(name, name)
-    for key in (name, meant):  # an alias may have a kind of its own, as a transpose is a copy
+    for key in (name, meant):  # an alias may have its own kind: a transpose is a copy
         for kind in KINDS.values():
             if kind.calls is not ANY and key in kind.calls:
                 return replace(kind, make=kind.calls[key])
@@ -438,15 +440,15 @@ def kind_of(name: str) -> Kind | None:
 
 
 def supported() -> list[str]:
-    """Every name that `op_named` takes, sorted."""
+    """Every name that `op_named` accepts, sorted."""
     return sorted(name for name in {*registry, *ALIASES} if kind_of(name) is not None)
 
 
 def op_named(name: str) -> tuple[Op, Kind]:
-    """The op with a name of the registry, an alias, or "module:name" for a user's op; and its kind.
+    """An op and its kind, by its name in the registry, an alias, or "module:name" for a user's op.
 
     Raises:
-        UsageError: there is no such op.
+        UsageError: the op does not exist.
     """
     user = load_op(name) if ":" in name else user_ops.get(name)
     if user is not None:
@@ -466,14 +468,16 @@ class Case:
     """An op and the arguments of a call.
 
     Attributes:
-        name, shape, axes: as requested; axes is None for all of them, and for ops that have none.
+        name: the requested name.
+        shape: the requested shape.
+        axes: the requested axes; None for all axes, and for ops without an axis.
     """
 
     name: str
     op: Op
     shape: Shape
     axes: Axes
-    label: str  # shape and axes, for people
+    label: str  # shape and axes as text
     dtype: DType
     device: Device
     inputs: tuple[Any, ...]
@@ -491,7 +495,7 @@ class Case:
 
 
 def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
-    """The size classes to measure when none are requested. A CPU takes too long for those that fill a GPU."""
+    """The size classes to measure by default. A CPU takes too long for sizes that fill a GPU."""
     if is_fast:
         return ("medium",) if device == CPU else ("large",)
     return ("small", "medium", "large") if device == CPU else SIZES
@@ -500,12 +504,12 @@ def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
 def choices(
     name: str, device: Device, shapes: Sequence[Shape] = (), axes: Sequence[Axes] = ()
 ) -> Iterator[tuple[Shape, Axes]]:
-    """The shapes and axes to measure: the given ones, else those of the default sizes.
+    """The shapes and axes to measure: the given ones, otherwise the default sizes and axes.
 
-    A given shape without an axis is measured over the first of the kind's axes.
+    A given shape without an axis is measured over the kind's first axis.
 
     Raises:
-        UsageError: there is no such op, or it has no axis.
+        UsageError: the op does not exist, or it has no axis.
     """
     kind = op_named(name)[1]
     if axes and not kind.axes:
@@ -519,11 +523,12 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
     """The op called `name` with its inputs.
 
     Args:
-        shape, axes: see the kind.
-        dtype: None takes the first of float32, int32 and bool that the op takes.
+        shape: sizes in the order of the kind's letters.
+        axes: axes to reduce; None for all.
+        dtype: dtype of the operands; None for the first of float32, int32 and bool that the op accepts.
 
     Raises:
-        UsageError: the op does not take this shape, axis or dtype, or the device lacks what it needs.
+        UsageError: the op does not accept this shape, axis or dtype, or the device lacks a feature that the op needs.
     """
     op, kind = op_named(name)
     if kind.letters and len(shape) not in map(len, kind.shapes):
@@ -548,7 +553,7 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
 
 
 def label_of(name: str, shape: Shape, axes: Axes) -> str:
-    """Shape and axes for people: "4x512x896 over -1"."""
+    """Shape and axes as text: "4x512x896 over -1"."""
     label = "x".join(map(str, shape))
     if not op_named(name)[1].axes:
         return label
@@ -556,29 +561,29 @@ def label_of(name: str, shape: Shape, axes: Axes) -> str:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers between commas."""
+    """Numbers separated by commas."""
     return ",".join(map(str, numbers))
 
 
 class Passes(NamedTuple):
-    """The forward pass of a call, recorded anew each time, and the backward pass through one recorded call."""
+    """The passes of a call: forward records a new call each time, backward runs through one recorded call."""
 
     forward: Callable[[], Any]
     backward: Callable[[], object]
 
 
 def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> Passes:
-    """Records a call once.
+    """Record a call once and return its passes.
 
     Raises:
-        UsageError: its result has no gradient.
+        UsageError: the call's result has no gradient.
     """
     tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in inputs]
     leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
     forward = functools.partial(apply, op, *tensors, **attrs)
     with enable_grad():
-        made = forward()
-    outputs = [t for t in (made if isinstance(made, tuple) else (made,)) if t.requires_grad]
+        results = forward()
+    outputs = [t for t in (results if isinstance(results, tuple) else (results,)) if t.requires_grad]
     if not outputs:
         what = f"{op.name} of these inputs has no gradient"
         raise UsageError(what, where="--backward", next="choose a float dtype, or leave --backward out")

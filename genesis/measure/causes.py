@@ -1,8 +1,8 @@
-"""The issue that the time of a call goes with, found by changing one thing at a time and by counters.
+"""Finds what limits a call, by counters and by experiments that change one thing at a time.
 
-A graph removes launches, contiguous operands remove jumps, smaller inputs leave the fixed cost or fit into a cache, one
-thread shows whether the others help, more rows show idle places. `share` is the part of the time that goes with the
-thing that was changed. An issue that no measurement found is not named, and a ratio to a limit alone names none.
+A CUDA graph removes launches, contiguous operands remove strided reads, smaller inputs leave the fixed cost or fit into
+a cache, a single thread shows whether more threads help, and more rows show idle SMs. `share` is the part of the time
+that depends on the changed thing. Only a measurement names an issue; a low share of a limit does not.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ ADVICE = {
     "compute": "fewer or cheaper operations per element help; moving less does not",
 }
 ISSUES = tuple(ADVICE)
-LEAST = 0.3  # of the time must go with the thing that was changed
+LEAST = 0.3  # an issue must account for this share of the time
 MOST_OF_IT = 0.5  # the same for a limit or a fixed cost, which every call has to some extent
-FREE = 1.3  # ratio of two times that differ by more than noise
-NEAR = 0.8  # of a limit: more rows cannot be nearly free
-CACHED = 1.05  # above this share of a copy's rate, data came out of a cache
+FREE = 1.3  # two times that differ by this ratio differ by more than noise
+NEAR = 0.8  # above this share of a limit, more rows cannot be nearly free
+CACHED = 1.05  # above this share of a copy's rate, data came from a cache
 ROUNDS, MOST_ROUNDS = 3, 8
 NOISY = 1.15  # the two shortest times of a call must agree this well
-SMALL = 4 << 20  # bytes below which inputs are made larger to see the fixed cost, and smaller above
-LARGE = 64 << 20  # bytes above which an eighth would not fit into the cache of a CPU's core
-TILES = (32, 64, 128, 256)  # rows that kernels of products process together
-COPIED, WIDTH = 32 << 20, 1024  # bytes and matrix width of the copy and product that a CPU's calls are compared with
+SMALL = 4 << 20  # below this many bytes, inputs are enlarged to see the fixed cost; above, they are reduced
+LARGE = 64 << 20  # above this many bytes, an eighth would not fit into the cache of a CPU core
+TILES = (32, 64, 128, 256)  # rows of a matmul kernel's tile
+COPIED, WIDTH = 32 << 20, 1024  # bytes of the copy and width of the matmul that calls on a CPU are compared with
 
 Call = Callable[[], object]
 Scaled = Callable[[float], tuple[Call, float] | None]
 
 
 class Finding(NamedTuple):
-    """One issue."""
+    """An issue and its evidence."""
 
     issue: str  # one of `ISSUES`
-    share: float  # of the time that goes with it
+    share: float  # share of the time that the issue accounts for
     evidence: str  # what was measured
     advice: str  # what would help
 
@@ -77,11 +77,11 @@ class Subject:
     call: Call
     device: Device
     scaled: Scaled = lambda factor: None
-    rows: int = 0  # of the inputs; 0 if unknown
+    rows: int = 0  # rows of the inputs; 0 if unknown
 
 
 def of_function(function: Callable[..., object], inputs: Sequence[Any], device: Device) -> Subject:
-    """A user's function. Tensors with as many rows as the first get more and fewer rows together."""
+    """The subject for a user's function. Its rows scale in all tensors that have as many rows as the first."""
     arrays = [x.array for x in inputs if isinstance(x, TensorBase) and x.array.shape]
     rows = arrays[0].shape[0] if arrays else 0
 
@@ -92,7 +92,7 @@ def of_function(function: Callable[..., object], inputs: Sequence[Any], device: 
         call = partial(function, *[_with_rows(x, rows, count) for x in inputs])
         try:
             call()
-        except Exception:  # the function needs these sizes
+        except Exception:  # the function works at its own sizes only
             return None
         return call, count / rows
 
@@ -100,7 +100,7 @@ def of_function(function: Callable[..., object], inputs: Sequence[Any], device: 
 
 
 def _with_rows(x: Any, rows: int, count: int) -> Any:
-    """A tensor with `count` rows instead of `rows`; other inputs as they are."""
+    """The tensor with `count` rows instead of `rows`; other inputs are returned unchanged."""
     if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
         return x
     longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
@@ -108,17 +108,17 @@ def _with_rows(x: Any, rows: int, count: int) -> Any:
 
 
 def examine(subject: Subject, limits: Limits, plan: Plan) -> Finding | None:
-    """The first issue, in the order of `ISSUES`, with which enough of the time goes; None where no measurement says."""
+    """The first issue, in the order of `ISSUES`, that accounts for enough of the time; None if no issue does."""
     return next(findings(Examined(subject, limits, plan)), None)
 
 
 def findings(seen: Examined) -> Iterator[Finding]:
-    """All issues that measurements support, the first one first."""
+    """All issues that measurements support, in the order of `ISSUES`."""
     questions = (_host, _launch, _strides, _temporaries, _spills, _occupancy, _cache, _bandwidth, _compute)
     return (found for question in questions if (found := question(seen)) is not None)
 
 
-# --- What is measured -------------------------------------------------------------------------------------------------
+# --- Measurements -----------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -132,10 +132,11 @@ class Step(NamedTuple):
 
 
 class Examined:
-    """The measurements of a subject, each taken when it is first needed.
+    """The measurements of a subject. Each is taken when it is first needed.
 
     Attributes:
-        wall, gpu: seconds of a call; gpu is None on the CPU, and where no graph holds the call.
+        wall: wall time of a call in seconds.
+        gpu: GPU time of a call in seconds; None on the CPU, and if a CUDA graph cannot capture the call.
     """
 
     def __init__(self, subject: Subject, limits: Limits, plan: Plan) -> None:
@@ -147,32 +148,32 @@ class Examined:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the work: on the GPU, where a graph holds the call."""
+        """GPU time in seconds if it is known, otherwise wall time."""
         return self.wall if self.gpu is None else self.gpu
 
     def wall_of(self, call: Call) -> float:
-        """Seconds of a call by the wall."""
+        """Wall time of a call in seconds."""
         return measure(of_wall(call, wait_for(self.subject.device)), self.plan).fastest
 
     def gpu_of(self, call: Call, wall: float) -> float | None:
-        """Seconds of a call on the GPU."""
+        """GPU time of a call in seconds; None if a CUDA graph cannot capture it."""
         try:
             return time_on_gpu(call, self.subject.device, wall, self.plan).fastest
         except GenesisError:
             return None
 
     def clock(self, call: Call) -> float:
-        """Seconds of a call's work: on the GPU, or of this thread on the CPU, where other programs do not count."""
+        """GPU time of a call in seconds; on the CPU this thread's CPU time, which excludes other programs."""
         if self.subject.device == CPU:
             return measure(of_wall(call, lambda: None, time.thread_time), self.plan).fastest
         wall = self.wall_of(call)
         return wall if self.gpu is None else self.gpu_of(call, wall) or wall
 
     def ratio(self, call: Call, base: Call | None = None, clock: Callable[[Call], float] | None = None) -> float | None:
-        """The time of a call over the time of another (the subject's), each the shortest of interleaved rounds.
+        """The time of a call divided by the time of `base` (by default the subject's call).
 
-        Work is timed in one thread unless a clock is given. None where the two shortest times of one call disagree, or
-        where a call fails.
+        Each time is the shortest of interleaved rounds. On the CPU, calls run in one thread unless a clock is given.
+        Returns None if a call fails, or if the two shortest times of either call disagree.
         """
         times: tuple[list[float], list[float]] = ([], [])
         alone = self.subject.device == CPU and clock is None
@@ -188,26 +189,26 @@ class Examined:
         return None
 
     def scaled(self, factor: float) -> tuple[float, float] | None:
-        """The ratios of time and of work with `factor` times the rows."""
+        """The ratios of time and of work at `factor` times the rows; None if they cannot be measured."""
         try:
-            made = self.subject.scaled(factor)
+            call_and_work = self.subject.scaled(factor)
         except (GenesisError, MemoryError):
             return None
-        if made is None or (longer := self.ratio(made[0])) is None:
+        if call_and_work is None or (longer := self.ratio(call_and_work[0])) is None:
             return None
-        return longer, made[1]
+        return longer, call_and_work[1]
 
     @cached_property
     def steps(self) -> tuple[list[Step], float, float]:
-        """The ops of the quickest of three calls, the seconds outside of them, and of the whole."""
+        """The ops of the fastest of three calls, the seconds outside of ops, and the seconds of the call."""
         runs = []
         for _ in range(3):
-            found: list[Step] = []
-            with observe(lambda *ran, found=found: found.append(Step(*ran))):
+            recorded: list[Step] = []
+            with observe(lambda *ran, recorded=recorded: recorded.append(Step(*ran))):
                 start = time.perf_counter()
                 self.subject.call()
                 whole = time.perf_counter() - start
-            runs.append((found, whole - sum(step.seconds for step in found), whole))
+            runs.append((recorded, whole - sum(step.seconds for step in recorded), whole))
         return min(runs, key=lambda run: run[2])
 
     @cached_property
@@ -218,7 +219,7 @@ class Examined:
 
     @cached_property
     def moved(self) -> float:
-        """The share of the time that a copy of the bytes would take."""
+        """The time to copy the call's bytes, as a share of its time."""
         if self.subject.device == CPU:
             source, target = (empty((COPIED,), uint8) for _ in range(2))
             registry["fill"](out=source, value=1, shape=source.shape, dtype=source.dtype)
@@ -229,7 +230,7 @@ class Examined:
 
     @cached_property
     def multiplied(self) -> float:
-        """The share that a large matrix product of the FLOPs would take; 0 where no op is a product."""
+        """The time of a large matmul with the call's FLOPs, as a share of its time; 0 if no op is a matmul."""
         if not any(len(s.outputs) and s.op.autocast == "low_precision" for s in self.steps[0]):
             return 0.0
         if self.subject.device == CPU:
@@ -241,18 +242,18 @@ class Examined:
 
     @cached_property
     def other_size(self) -> tuple[float, float] | None:
-        """The ratios at a smaller size, which fits into a cache, or at a larger one where the call is small."""
+        """The ratios of time and work at a smaller size, which fits into a cache; at a larger one for a small call."""
         is_large = self.subject.device == CPU and max(self.work[0], self.peak) >= LARGE
         return self.scaled(8.0 if self.work[0] < SMALL else 1 / 32 if is_large else 1 / 8)
 
     @cached_property
     def peak(self) -> int:
-        """Bytes of results and temporaries on the CPU, those inside numpy too."""
+        """Peak bytes of results and temporaries on the CPU, including numpy's."""
         return peak_bytes(self.subject.call, CPU)
 
     @property
     def saved_when_small(self) -> float:
-        """The share of the time per byte that goes when the data fits into a cache; 0 where it was not measured."""
+        """The share of the time per byte that a cache saves; 0 if it was not measured."""
         if self.other_size is None or self.other_size[1] > 1:
             return 0.0
         return max(1 - self.other_size[0] / self.other_size[1], 0.0)
@@ -265,7 +266,7 @@ class Examined:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Everything on the CPU runs in this thread inside the block."""
+    """Run all CPU work inside the block in this thread."""
     count = threads()
     set_threads(1)
     try:
@@ -286,27 +287,27 @@ def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> object:
     return execute(op, inputs, dict(attrs))
 
 
-# --- The questions ----------------------------------------------------------------------------------------------------
+# --- Issues -----------------------------------------------------------------------------------------------------------
 
 
 def named(issue: str, share: float, evidence: str, least: float = LEAST, advice: str = "") -> Finding | None:
-    """The finding, if enough of the time goes with the issue."""
+    """The finding, or None if the issue accounts for less than `least` of the time."""
     return Finding(issue, min(share, 1.0), evidence, advice or ADVICE[issue]) if share >= least else None
 
 
 def _host(seen: Examined) -> Finding | None:
-    """Time in Python outside of ops, beyond the cost of calling them. A graph would remove it, so it is no more."""
+    """Time in Python outside of ops, beyond the cost of calling them; at most the time that a CUDA graph saves."""
     steps, outside, whole = seen.steps
     outside -= len(steps) * seen.limits.call_seconds
-    share = outside / whole  # of the same call, because other calls may have been slowed
+    share = outside / whole  # both from one call, because another call may have been slower
     if seen.gpu is not None:
         share = min(share, 1 - seen.gpu / seen.wall)
-    evidence = f"{format_seconds(outside)} of {format_seconds(whole)} pass in Python between {len(steps)} ops"
+    evidence = f"{format_seconds(outside)} of {format_seconds(whole)} are spent in Python between {len(steps)} ops"
     return named("host", share, evidence)
 
 
 def _launch(seen: Examined) -> Finding | None:
-    """The fixed cost: the time that a CUDA graph removes; without a GPU, the time that shrinking inputs leaves."""
+    """The fixed cost: the time that a CUDA graph removes, or on the CPU the time that does not depend on the size."""
     if seen.gpu is not None:
         evidence = f"a CUDA graph takes {format_seconds(seen.gpu)} of {format_seconds(seen.wall)}"
         return named(
@@ -315,7 +316,7 @@ def _launch(seen: Examined) -> Finding | None:
     if seen.other_size is not None:
         longer, factor = seen.other_size
         fixed = (factor - longer) / (factor - 1) * seen.wall
-        evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long: {format_seconds(fixed)} are fixed"
+        evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long: {format_seconds(fixed)} is fixed"
         return named("launch", fixed / seen.wall, evidence, MOST_OF_IT)
     fixed = len(seen.steps[0]) * seen.limits.call_seconds
     evidence = f"calls on one element would take {format_seconds(fixed)} of {format_seconds(seen.wall)}"
@@ -323,7 +324,7 @@ def _launch(seen: Examined) -> Finding | None:
 
 
 def _strides(seen: Examined) -> Finding | None:
-    """The time that contiguous operands save, for the ops that were given others."""
+    """The time that contiguous operands would save in ops that read strided ones."""
 
     def jumps(x: Any) -> bool:
         return isinstance(x, Array) and x.size > 1 and not x.is_contiguous
@@ -338,12 +339,12 @@ def _strides(seen: Examined) -> Finding | None:
             names.append(op.name)
     if not names:
         return None
-    evidence = f"operands of {', '.join(dict.fromkeys(names))} made contiguous save {format_seconds(saved)}"
+    evidence = f"contiguous operands of {', '.join(dict.fromkeys(names))} save {format_seconds(saved)}"
     return named("strides", saved / seen.clock(seen.subject.call), evidence)
 
 
 def _temporaries(seen: Examined) -> Finding | None:
-    """Results that only the next op reads, and memory that a reference allocates inside, at the rate of a copy."""
+    """Results that later ops read, and memory that a reference allocates internally, at the rate of a copy."""
     steps = [step for step in seen.steps[0] if step.op.view is None]
     made = {id(x.storage) for step in steps for x in step.outputs}
     read = {id(x.storage): x.nbytes for step in steps for x in step.inputs if isinstance(x, Array)}
@@ -354,16 +355,19 @@ def _temporaries(seen: Examined) -> Finding | None:
     share = seen.saved_when_small if extra > outside + results else 0.0
     if not between and seen.subject.device == CPU:
         hidden = seen.peak - results
-        if hidden >= max(results, SMALL // 4):  # fresh memory is slower than a copy's, which the smaller call shows
+        # Fresh memory is slower to write than a copy's target; the call at a smaller size shows by how much.
+        if hidden >= max(results, SMALL // 4):
             extra, share = 2 * hidden, seen.saved_when_small
     if not extra:
         return None
-    evidence = f"{format_bytes(extra)} of temporaries are moved beside {format_bytes(outside + results)} of operands"
+    evidence = (
+        f"{format_bytes(extra)} of temporaries are moved, and {format_bytes(outside + results)} of operands and results"
+    )
     return named("temporaries", max(share, extra / seen.work[0] * seen.moved), evidence)
 
 
 def _spills(seen: Examined) -> Finding | None:
-    """Registers that a kernel stores in local memory, where no limit is reached."""
+    """Registers that a kernel spills to local memory while it is far from every limit."""
     kernels = [(each.resources.local, each.kernel) for each in seen.launches if each.resources is not None]
     local, kernel = max(kernels, default=(0, ""))
     if not local:
@@ -373,12 +377,12 @@ def _spills(seen: Examined) -> Finding | None:
 
 
 def _occupancy(seen: Examined) -> Finding | None:
-    """Places that stay empty: on a GPU more rows are nearly free; on the CPU one thread is as quick as all."""
+    """Idle SMs or threads: on a GPU more rows are nearly free; on the CPU one thread is as fast as all."""
     reached = max(seen.moved, seen.multiplied)
     if seen.subject.device == CPU:
         return None if reached >= MOST_OF_IT else _idle_threads(seen)
     tried = [seen.scaled(factor) for factor in _fuller(seen)] if seen.on_gpu and reached < NEAR else []
-    longer, factor = min((found for found in tried if found is not None), key=lambda f: f[0] / f[1], default=(1.0, 1.0))
+    longer, factor = min((pair for pair in tried if pair is not None), key=lambda p: p[0] / p[1], default=(1.0, 1.0))
     evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long"
     issue, most = "occupancy", max(seen.launches, key=lambda each: each.programs, default=None)
     if most is not None and most.resources is not None:
@@ -390,7 +394,7 @@ def _occupancy(seen: Examined) -> Finding | None:
 
 
 def _fuller(seen: Examined) -> list[float]:
-    """Factors of the rows that may cost nothing: twice as many, to the end of a tile, to the end of the last wave."""
+    """Factors of the rows that may cost no time: twice the rows, or rows that fill the last tile or the last wave."""
     rows = seen.subject.rows
     factors = [-(-rows // tile) * tile / rows for tile in TILES] if rows else []
     waves = max((each.resources.waves for each in seen.launches if each.resources is not None), default=0.0)
@@ -399,10 +403,10 @@ def _fuller(seen: Examined) -> list[float]:
 
 
 def _idle_threads(seen: Examined) -> Finding | None:
-    """Threads that do not help, on a machine where they help a product."""
+    """Threads that do not speed up the call, on a machine where they speed up a matmul."""
 
     def gained(call: Call) -> float:
-        """The time in one thread over the time in all of them."""
+        """The time with one thread divided by the time with all threads."""
         every = min(seen.wall_of(call) for _ in range(ROUNDS))
         with _one_thread():
             return min(seen.wall_of(call) for _ in range(ROUNDS)) / every
@@ -410,15 +414,15 @@ def _idle_threads(seen: Examined) -> Finding | None:
     count = threads()
     if count < 2 or not 0.8 < (ratio := gained(seen.subject.call)) < 1.1:
         return None
-    if (known := gained(_product(512))) < FREE:  # other programs leave no second core now
+    if (known := gained(_product(512))) < FREE:  # other programs occupy the other cores
         return None
     share = 1 - max(ratio - 1, 0.0) / (count - 1)  # 0 where all threads help fully, 1 where none does
-    evidence = f"one thread takes {ratio:.2f} of the time of {count}, and {known:.2f} for a product"
+    evidence = f"one thread takes {ratio:.2f} times as long as {count}; in a matmul, {known:.2f} times"
     return named("occupancy", share, evidence, advice="it runs in one thread: give it more rows")
 
 
 def _cache(seen: Examined) -> Finding | None:
-    """Whether the data come from a cache, or would at a smaller size."""
+    """Data that comes from a cache now, or would at a smaller size."""
     if seen.gpu is not None and seen.moved > CACHED:
         with cold_calls(seen.subject.call, cuda_backend(seen.subject.device)) as sample:
             cold = measure(sample, seen.plan).fastest
@@ -433,17 +437,17 @@ def _cache(seen: Examined) -> Finding | None:
 
 
 def _bandwidth(seen: Examined) -> Finding | None:
-    """Bytes at the rate of a copy; a call that takes as long in a cache does not wait for memory."""
+    """Bytes that move at the rate of a copy. A call that takes as long with cached data does not wait for memory."""
     is_cached = seen.other_size is not None and seen.other_size[1] < 1 and seen.saved_when_small < 0.1
     if seen.multiplied > seen.moved:
         return None
-    source = ", out of a cache" if seen.moved > CACHED else ""
+    source = ", from a cache" if seen.moved > CACHED else ""
     evidence = f"{format_bytes(seen.work[0])} at {format_share(seen.moved)} of a copy's rate{source}"
     return named("bandwidth", seen.moved, evidence, 0.9 if is_cached else MOST_OF_IT)
 
 
 def _compute(seen: Examined) -> Finding | None:
-    """Products at the rate of large ones; or arithmetic that takes as long when the data is in a cache."""
+    """A matmul at the rate of a large one, or arithmetic that takes as long when the data is in a cache."""
     if seen.multiplied >= MOST_OF_IT:
         evidence = f"{format_share(seen.multiplied)} of the largest product's rate"
         return named("compute", seen.multiplied, evidence, advice="only fewer FLOPs or a narrower dtype help")

@@ -1,8 +1,8 @@
-"""Times the collectives of training steps in ranks, and the parts of them for which a step waits.
+"""Times the collectives of training steps on several ranks, and how long a step waits for them.
 
-The part of a collective during which the step's stream waits is exposed; the rest is hidden behind the step's work. On
-a GPU whose group is in stream order, events on the comm stream and around each join time both. A graph captured while
-they are watched records them at each replay. Elsewhere the host's clock times them, and every call is a wait.
+A collective's time is exposed while the step's stream waits for it, and hidden while the step computes. On a GPU whose
+group runs in stream order, CUDA events on the comm stream and around each join time both. A CUDA graph that is captured
+meanwhile records these events at each replay. Elsewhere the host's clock times the calls, and each call blocks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from genesis.optim.optimizer import Optimizer
 
 
 class Collective(NamedTuple):
-    """The calls of one kind in a step, added up.
+    """All calls of one kind in a step.
 
     Attributes:
-        name: the call, and its purpose.
-        nbytes: of the whole buffers: read by a reduce-scatter or an all-reduce, written by an all-gather.
-        seconds: from when this rank could begin until it was done, including the wait for later ranks.
-        exposed: seconds of them in which the step waited.
+        name: the call and its purpose.
+        calls: number of calls.
+        nbytes: bytes of the full buffers, which a reduce-scatter or all-reduce reads and an all-gather writes.
+        seconds: time from this rank's start to the end, including the wait for slower ranks.
+        exposed: the part of `seconds` in which the step waited.
     """
 
     name: str
@@ -44,16 +45,16 @@ class Collective(NamedTuple):
 
     @property
     def hidden(self) -> float:
-        """Seconds behind the step's own work."""
+        """Seconds that overlap with the step's computation."""
         return self.seconds - self.exposed
 
 
 class StepTimes(NamedTuple):
-    """A step of this rank.
+    """The times of a step on this rank.
 
     Attributes:
-        computing: seconds until the step first waited for a collective: forward and backward.
-        collectives: by name.
+        computing: seconds until the step first waits for a collective, which covers forward and backward.
+        collectives: the collectives, one entry per name.
     """
 
     computing: float
@@ -61,25 +62,26 @@ class StepTimes(NamedTuple):
 
 
 def bus_factor(name: str, ranks: int) -> float:
-    """The factor from bytes over seconds to the bandwidth that links need: 2·(W - 1)/W for an all-reduce, else
-    (W - 1)/W, as NVIDIA's nccl-tests define it (doc/PERFORMANCE.md).
+    """Bus bandwidth divided by bytes per second: 2·(W - 1)/W for an all-reduce, otherwise (W - 1)/W, for W ranks.
+
+    Source: NVIDIA's nccl-tests, doc/PERFORMANCE.md.
     """
     return (ranks - 1) / ranks * (2 if name.startswith("all-reduce") else 1)
 
 
 COLUMNS = (
-    Column("name", "collective", "text", "The call, and its purpose."),
+    Column("name", "collective", "text", "The call and its purpose."),
     Column("calls", "calls", "count", "Calls in a step."),
-    Column("nbytes", "bytes", "bytes", "Bytes of the whole buffers."),
-    Column("seconds", "time", "s", "From when a rank could begin, including the wait for others."),
+    Column("nbytes", "bytes", "bytes", "Bytes of the full buffers."),
+    Column("seconds", "time", "s", "Time from a rank's start, including the wait for other ranks."),
     Column("bus_rate", "bus", "byte/s", "Bus bandwidth as nccl-tests define it."),
-    Column("hidden", "hidden", "s", "The part of the time behind the step's own work."),
+    Column("hidden", "hidden", "s", "The part of the time that overlaps with the step's computation."),
     Column("exposed", "exposed", "s", "The part of the time in which the step waited."),
 )
 
 
 def collective_table(times: StepTimes, ranks: int, plain: float) -> Table:
-    """The collectives of a step of `ranks` ranks, which takes `plain` seconds unwatched."""
+    """The table of a step's collectives over `ranks` ranks; an unwatched step takes `plain` seconds."""
     rows = [
         {**c._asdict(), "hidden": c.hidden, "bus_rate": c.nbytes * bus_factor(c.name, ranks) / c.seconds}
         for c in times.collectives
@@ -94,18 +96,18 @@ Call = tuple[str, int, float, float]  # name, bytes, and start and end in second
 
 
 def collectives_of(calls: Iterable[Call], waits: Sequence[tuple[float, float]]) -> list[Collective]:
-    """Calls by name, in the order of their first; `waits` are (start, end) of the step's disjoint waits."""
-    found = dict[str, Collective]()
+    """Sum calls by name, in the order of first calls; `waits` are (start, end) of the step's disjoint waits."""
+    sums = dict[str, Collective]()
     for name, nbytes, start, end in calls:
         exposed = sum(max(0.0, min(end, last) - max(start, first)) for first, last in waits)
-        one = found.get(name, Collective(name, 0, 0, 0.0, 0.0))
-        total = one.seconds + end - start, one.exposed + exposed
-        found[name] = Collective(name, one.calls + 1, one.nbytes + nbytes, *total)
-    return list(found.values())
+        earlier = sums.get(name, Collective(name, 0, 0, 0.0, 0.0))
+        total = earlier.seconds + end - start, earlier.exposed + exposed
+        sums[name] = Collective(name, earlier.calls + 1, earlier.nbytes + nbytes, *total)
+    return list(sums.values())
 
 
 def medians(steps: Sequence[StepTimes]) -> StepTimes:
-    """The median of each time over steps, which make the same calls."""
+    """The median of each time over steps. All steps must make the same calls."""
     rows = []
     for same in zip(*(step.collectives for step in steps), strict=True):
         assert len({each[:3] for each in same}) == 1, "steps make the same calls"
@@ -121,24 +123,24 @@ def timed_collectives(
     count: int,
     in_turn: Callable[[Sequence[float]], list[float]],
 ) -> StepTimes:
-    """The collectives of `count` steps: medians of steps, means of ranks. A call of all ranks.
+    """Time the collectives of `count` steps: medians over steps, means over ranks. All ranks must call it.
 
     Args:
-        captured: returns the steps, on a GPU after capturing them, because graphs hold the timing events.
-        in_turn: gathers numbers of all ranks, the first one of each rank first.
+        captured: returns the steps to take. On a GPU it captures them, because CUDA graphs hold the timing events.
+        in_turn: gathers the numbers of all ranks: first each rank's first number, then each rank's second, and so on.
     """
-    device, found = optimizer.param_groups[0]["params"][0].device, list[StepTimes]()
+    device, by_step = optimizer.param_groups[0]["params"][0].device, list[StepTimes]()
     free_graphs(device)
     watch = CollectiveWatch(optimizer, group, device)
     with watch.watching():
         subject = captured()
         for _ in range(count):
             step_seconds(subject, watch.begin)
-            found.append(watch.times())
+            by_step.append(watch.times())
             subject.settle()
         del subject
-        free_graphs(device)  # before their events
-    own = medians(found)
+        free_graphs(device)  # graphs must be freed before their events
+    own = medians(by_step)
     every = in_turn([own.computing, *(t for each in own.collectives for t in (each.seconds, each.exposed))])
     means = np.reshape(every, (1 + 2 * len(own.collectives), -1)).mean(1).tolist()
     rows = zip(own.collectives, means[1::2], means[2::2], strict=True)
@@ -148,8 +150,8 @@ def timed_collectives(
 class CollectiveWatch:
     """Times the collectives of steps that run, or are captured, while `watching` is entered.
 
-    A moment is an event on a GPU in stream order, otherwise a time of the host. A graph's moments are those of its last
-    replay in a step.
+    A moment is a CUDA event if the group runs in stream order, otherwise a time of the host's clock. The moments of a
+    CUDA graph are from its last replay in a step.
     """
 
     def __init__(self, optimizer: Optimizer, group: Group, device: Device) -> None:
@@ -176,12 +178,12 @@ class CollectiveWatch:
         return self._events[-1]
 
     def _seconds(self, moment: Any) -> float:
-        """Seconds from the step's beginning to a moment."""
+        """Seconds from the start of the step to a moment."""
         return float(self._backend.driver.elapsed(self._began, moment) if self._in_order else moment - self._began)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Time what runs or is captured inside the block; leave it after closing the graphs."""
+        """Time the work that runs or is captured inside the block. Close all captured graphs before the block ends."""
         group = self._group
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -220,7 +222,7 @@ class CollectiveWatch:
         return self._backend is not None and bool(self._backend.pool.capturing)
 
     def _timed(self, kind: str, method: Callable[..., None], whole: int) -> Callable[..., None]:
-        """`method`, whose calls are timed; argument number `whole` is the whole buffer."""
+        """Return `method` with timed calls; its argument number `whole` is the full buffer."""
 
         @functools.wraps(method)
         def call(*args: Any, **settings: Any) -> None:
@@ -244,7 +246,7 @@ class CollectiveWatch:
             self._waits[self._is_capturing()].append((start, self._now()))
 
     def _purpose(self, kind: str, whole: Array) -> str:
-        """Weights, gradients, or the few numbers of the gradient norm: losses and sums of squares."""
+        """The purpose: "weights", "gradients", or "norm" for the losses and sums of squares of the gradient norm."""
         if any(whole.storage is each for each in self._weights):
             return "weights"
         is_sum = any(whole.storage is each for each in self._gradients)

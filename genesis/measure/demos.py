@@ -21,12 +21,12 @@ from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
 FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
-Way = dict[str, Any]  # one way of doing the work, measured: the cells of `WAYS`, and its passes, times and FLOPs
+Way = dict[str, Any]  # the measurements of one way of doing the work: the cells of `WAYS`, its passes, times and FLOPs
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The device of a demo; `is_fast` takes little data and time."""
+    """The device of a demo, and whether it uses little data and time (`is_fast`)."""
 
     device: Device
     is_fast: bool = False
@@ -38,7 +38,7 @@ class Setting:
         return fast if self.is_fast else cpu if self.device == CPU else gpu
 
     def square(self) -> int:
-        """The side of a float32 square larger than the caches; a dozen of them fit into a GPU's free memory."""
+        """The side of a square float32 matrix that exceeds the caches; 12 of them fit into a GPU's free memory."""
         side = self.size(16384, 4096, 1024 if self.device == CPU else 4096, 32)
         if has_gpu_time(self.device):
             free, _ = cast(Any, backend_for(self.device)).driver.memory_info()
@@ -49,7 +49,7 @@ class Setting:
 
 WAYS = [
     Column("name", "way", "text", "How the work is done."),
-    Column("ops", "ops", "count", "Ops, each of which passes over its operands."),
+    Column("ops", "ops", "count", "Number of ops. Each makes one pass over its operands."),
     Column("read", "read", "bytes", "Bytes of operands."),
     Column("written", "written", "bytes", "Bytes of results."),
     Column("wall", "wall", "s", "Median wall time.", "wall.seconds"),
@@ -57,7 +57,7 @@ WAYS = [
     Column("rate", "rate", "byte/s", "Bytes read and written a second."),
     Column("flops", "FLOP/s", "FLOP/s", "Operations a second."),
     Column("share", "of a copy", "share", "The rate as a share of a copy's."),
-    Column("peak", "peak memory", "bytes", "Memory taken beyond the inputs."),
+    Column("peak", "peak memory", "bytes", "Peak memory in addition to the inputs."),
     Column("note", "note", "text", "Whether the time is noisy.", "time.note"),
 ]
 PASSES = [
@@ -68,13 +68,13 @@ PASSES = [
 
 
 def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: float | None = 1e-4) -> list[Way]:
-    """Measure each way.
+    """Measure each way of doing the work.
 
     Args:
-        tolerance: allowed difference from the first way's result; None where the results differ by design.
+        tolerance: allowed difference from the first way's result; None if the results differ by design.
 
     Raises:
-        NumericError: two ways compute different results.
+        NumericError: a result differs from the first one by more than the tolerance.
     """
     with no_grad():
         if tolerance is not None:
@@ -83,7 +83,7 @@ def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: flo
             for name, call in others:
                 difference = (call() - expected).abs().amax().item()
                 if not difference <= tolerance:
-                    raise NumericError(f"{name} differs from {first} by {difference:.3g}, {tolerance:g} is allowed")
+                    raise NumericError(f"{name} differs from {first} by {difference:.3g}, more than {tolerance:g}")
         return [_measured(name, call, setting) for name, call in ways.items()]
 
 
@@ -112,18 +112,18 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
 
 
 def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
-    """The table of the ways; notes compare the first with each of the others."""
+    """The table of the ways, with notes that compare the first way with each other one."""
     first, *others = ways
     ratios = []
     for way in others:
         time, moved = (format_ratio(each) for each in _ratios(first, way, "moved"))
-        noise = " (noise)" if first["time"].is_noisy or way["time"].is_noisy else ""
+        noise = " (noisy)" if first["time"].is_noisy or way["time"].is_noisy else ""
         ratios.append(f"{first['name']}: {time}x the time of {way['name']}, {moved}x its bytes{noise}")
     return table(name, title, WAYS, ways, notes=ratios)
 
 
 def _ratios(one: Way, other: Way, key: str) -> tuple[float, float]:
-    """The ratio of times, and of what `key` counts."""
+    """The ratio of the times, and of the values under `key`."""
     return one["time"].seconds / other["time"].seconds, one[key] / other[key]
 
 
@@ -137,13 +137,13 @@ def gelu_by_hand(x: Tensor) -> Tensor:
 
 
 def softmax_by_hand(x: Tensor) -> Tensor:
-    """e^x / Σ e^x over rows in five passes: maximum, difference, exponential, sum, quotient."""
+    """e^x / Σ e^x of each row in five passes: maximum, difference, exponential, sum, quotient."""
     e = (x - x.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True)
 
 
 def fusion(setting: Setting) -> Iterator[Table]:
-    """An expression passes over memory once for each op, a fused op passes once."""
+    """An expression passes over memory once per op; a fused op passes once."""
     width = setting.square()
     x = genesis.randn(width, width, device=setting.device)
     ways = {"by hand": lambda: gelu_by_hand(x), "fused": lambda: genesis.gelu_tanh(x)}
@@ -157,7 +157,7 @@ def fusion(setting: Setting) -> Iterator[Table]:
 
 
 def batched(setting: Setting) -> Iterator[Table]:
-    """A small product leaves most of a GPU idle, and each call costs the host time; a batch pays once."""
+    """A small matmul leaves most of a GPU idle, and each call costs host time; a batch pays for one call."""
     count, n = setting.size(256, 128, 64, 2), setting.size(128, 64, 32, 16)
     x, y = (genesis.randn(count, n, n, device=setting.device) for _ in range(2))
 
@@ -185,7 +185,7 @@ def memory(setting: Setting) -> Iterator[Table]:
 
 
 def access(setting: Setting) -> Iterator[Table]:
-    """Memory is read in lines (64 bytes on most processors, sectors of 32 on a GPU), gaps included."""
+    """Memory is read in lines, including gaps: 64 bytes on most processors, sectors of 32 bytes on a GPU."""
     width = setting.square()
     x = genesis.randn(width, width, device=setting.device)
     rows = genesis.randperm(width, device=setting.device)
@@ -199,12 +199,12 @@ def access(setting: Setting) -> Iterator[Table]:
         "rows in random order": lambda: x.index_select(0, rows),
         "elements in random order": lambda: flat.index_select(0, elements),
     }
-    found, note = compare(ways, setting, None), "The rate counts elements that are used, and indices, not whole lines."
+    found, note = compare(ways, setting, None), "The rate counts used elements and indices, not whole lines."
     yield table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
 
 
 def linears(setting: Setting) -> Iterator[Table]:
-    """How a stack of linears with GELU scales with twice the width, depth or batch."""
+    """A stack of linears with GELU at twice the width, depth or batch."""
     width, depth, batch = setting.size(2048, 256, 128, 16), 4, setting.size(4096, 256, 64, 4)
     sizes = {
         f"{width} wide, {depth} deep, {batch} rows": (width, depth, batch),

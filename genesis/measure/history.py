@@ -1,6 +1,6 @@
-"""Reports in a folder: where they are written, the earlier ones of the same machine, and what changed since.
+"""Writes reports to a folder, reads earlier ones of the same machine, and compares their cases with new ones.
 
-A case is compared by its row in a report's table of ops, whether it was measured now or read from a file.
+A case is compared by its row in a report's table of ops, whether the row is new or comes from a file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from genesis.measure.record import Column, Report, Table, table, to_markdown
 
 MOST_BYTES = 64 << 20
 PATTERN = "*-bench-*.json"
-LEAST_NOISE = 0.05  # clocks, memory layout and other programs make runs differ this much
-INTERVALS = 2.0  # half-widths of the 95 % intervals: a twentieth of hundreds of cases would exceed one
+LEAST_NOISE = 0.05  # runs differ by this share because of clocks, memory layout and other programs
+INTERVALS = 2.0  # tolerance in half-widths of the 95 % intervals; at 1, one case in twenty would exceed it
 FIGURES = tuple(clock + figure for clock in ("wall", "gpu") for figure in ("", "_half_width", "_spread"))
 
 Key = tuple[str, str]  # case, dtype
@@ -28,14 +28,14 @@ Row = Mapping[str, Any]
 
 
 def earlier_runs(folder: Path, report: Report) -> dict[Key, Row]:
-    """The last figures of each case in reports of the same device, dtype and threads; other files are skipped."""
+    """The latest figures of each case from reports with the same device, dtype and threads; other files are skipped."""
     runs = []
     for path in folder.glob(PATTERN):
         try:
             data = parse_object(read_limited(path, MOST_BYTES), where=path.name)
             theirs, date, found = data["settings"], str(data["date"]), {}
             ops: list[Row] = next((each["rows"] for each in data["tables"] if each["name"] == "ops"), [])
-            for row in ops:  # JSON has no infinite half-width: None stands for it
+            for row in ops:  # JSON cannot store an infinite half-width, so it stores None
                 found[row["case"], row["dtype"]] = {"since": date} | {n: float(row.get(n) or 0.0) for n in FIGURES}
         except (GenesisError, KeyError, TypeError, AttributeError, ValueError):
             continue
@@ -48,16 +48,19 @@ def earlier_runs(folder: Path, report: Report) -> dict[Key, Row]:
 CHANGES = (
     Column("case", "case", "text", "Op and shape."),
     Column("since", "since", "text", "The last report with the case."),
-    Column("before", "before", "s", "Its time then."),
+    Column("before", "before", "s", "Its time in that report."),
     Column("now", "now", "s", "Its time now."),
-    Column("ratio", "now/before", "ratio", "Above 1 it is slower now."),
-    Column("noise", "noise", "share", "How much two equal times may differ."),
+    Column("ratio", "now/before", "ratio", "Above 1 the case is slower now."),
+    Column("noise", "noise", "share", "Difference that noise explains."),
     Column("verdict", "verdict", "text", "slower, faster or same."),
 )
 
 
 def changes_table(earlier: Mapping[Key, Row], rows: Iterable[Row]) -> Table:
-    """Each case compared with the last run that has it; people see those beyond the noise, or the largest change."""
+    """The table that compares each case with the last run that has it.
+
+    The text shows the cases that changed by more than the noise, or the largest change if none did.
+    """
     changes = []
     for row in rows:
         before = earlier.get((row["case"], row["dtype"]))
@@ -82,7 +85,10 @@ def changes_table(earlier: Mapping[Key, Row], rows: Iterable[Row]) -> Table:
 
 
 def default_folder(here: Path | None = None) -> Path:
-    """`benchmarks/results` of the clone of Genesis that contains `here` (the current folder), else `genesis-bench`."""
+    """`benchmarks/results` in the clone of Genesis that contains `here`, otherwise `genesis-bench` below `here`.
+
+    `here` is the current folder by default.
+    """
     start = Path.cwd() if here is None else here
     for folder in (start, *start.parents):
         results = folder / "benchmarks" / "results"
@@ -92,11 +98,11 @@ def default_folder(here: Path | None = None) -> Path:
 
 
 def save(report: Report, folder: Path) -> list[Path]:
-    """Write the report as Markdown and JSON, named by date, kind, device and dtype. Raises: DiskError."""
+    """Write the report as Markdown and JSON, named by date, kind, device and dtype. Raises DiskError."""
     stamp = re.sub(r"[^0-9-]", "", report.date[:19].replace("T", "-"))
     device = re.sub(r"[^a-z0-9]+", "-", report.device_name.lower()).strip("-")[:32].strip("-")
     stem = f"{stamp}-{report.kind}-{device or 'unknown'}-{report.settings.get('dtype')}"
-    # A report of the same second has the name already.
+    # A report from the same second already has this name, so append a number.
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
     stem = next(name for name in names if not (folder / f"{name}.json").exists())
     paths = folder / f"{stem}.md", folder / f"{stem}.json"

@@ -1,6 +1,6 @@
-"""The kernels of a call: the resources each takes of a GPU, the stages of dispatch on the host, and the kernels' code.
+"""Lists the kernels of a call, with their GPU resources and code, and times the stages of dispatch on the host.
 
-The code, from Triton's IR to machine code, can be had for any architecture and needs no GPU.
+Code is available for every architecture, from Triton's IR to machine code, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.simulated import Launched
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
-USUAL = 90  # the architecture when none is given and there is no GPU
-QUEUE = 100  # calls that may wait for the GPU: the host would wait for a full queue
+DEFAULT_ARCH = 90  # the architecture if none is given and the machine has no GPU
+QUEUE = 100  # most calls queued on the GPU; the host blocks when the queue is full
 
 
 @dataclass(frozen=True)
 class Resources:
     """The resources of a kernel. A program is a CUDA block."""
 
-    threads: int  # of a program
-    registers: int  # of a thread
-    shared: int  # bytes of shared memory of a program
-    local: int  # bytes of local memory of a thread: spilled registers, and arrays indexed at run time
+    threads: int  # threads per program
+    registers: int  # registers per thread
+    shared: int  # bytes of shared memory per program
+    local: int  # bytes of local memory per thread: spilled registers, and arrays indexed at run time
     resident: int  # programs that an SM holds at once
-    occupancy: float  # their threads, as a share of those that an SM can hold
-    sm_count: int  # of the GPU
-    waves: float  # the grid over the programs that all SMs hold at once; at most 1 for a persistent kernel
-    idle: float  # share of slots, over all waves, that the last wave leaves empty
+    occupancy: float  # threads of the resident programs, as a share of the threads that an SM can hold
+    sm_count: int  # SMs of the GPU
+    waves: float  # programs of the grid / programs that all SMs hold at once; at most 1 for a persistent kernel
+    idle: float  # empty slots of the last wave, as a share of the slots of all waves
 
 
 class Launch(NamedTuple):
-    """A kernel, or memory that is set ("fill")."""
+    """The launch of a kernel, or a memset, named "fill"."""
 
     kernel: str
     grid: tuple[int, ...]  # programs in three dimensions; empty for a fill
@@ -70,24 +70,24 @@ class Launch(NamedTuple):
 
 
 TAKEN = "2.resources"
-COLUMNS = (  # of a case, the pass ("forward" or "backward") and a launch
+COLUMNS = (  # a row is (name of the case, "forward" or "backward", `Launch`)
     Column("case", "case", "text", "Op and shape.", "0"),
     Column("pass", "pass", "text", "forward or backward.", "1"),
-    Column("kernel", "kernel", "text", "Name of the kernel; fill where memory is set.", "2.kernel"),
+    Column("kernel", "kernel", "text", "Name of the kernel; fill for a memset.", "2.kernel"),
     Column("grid", "grid", "text", "Programs in each dimension.", lambda row: "x".join(map(str, row[2].grid))),
     Column("threads", "threads", "count", "Threads of a program.", f"{TAKEN}.threads"),
     Column("registers", "registers", "count", "Registers of a thread.", f"{TAKEN}.registers"),
     Column("shared", "shared", "bytes", "Shared memory of a program.", f"{TAKEN}.shared"),
     Column("local", "local", "bytes", "Local memory of a thread: spilled registers.", f"{TAKEN}.local"),
     Column("resident", "per SM", "count", "Programs that an SM holds at once.", f"{TAKEN}.resident"),
-    Column("occupancy", "occupancy", "share", "Threads on an SM, of those it can hold.", f"{TAKEN}.occupancy"),
-    Column("waves", "waves", "count", "The grid over the programs that all SMs hold.", f"{TAKEN}.waves"),
+    Column("occupancy", "occupancy", "share", "Share of an SM's thread slots in use.", f"{TAKEN}.occupancy"),
+    Column("waves", "waves", "count", "The grid / the programs that all SMs hold at once.", f"{TAKEN}.waves"),
     Column("idle", "idle", "share", "Slots that the last wave leaves empty.", f"{TAKEN}.idle"),
 )
 
 
 def resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
-    """The resources of a launch that ran; None for memory that is set, and where no machine code runs."""
+    """The resources of a launch that ran; None for a memset, and in Triton's interpreter."""
     if launched.loaded is None:
         return None
     function, threads, dynamic = launched.loaded.function, launched.loaded.threads, launched.loaded.shared
@@ -125,11 +125,11 @@ def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
 
 
 def stages_of(case: Case, plan: Plan) -> dict[str, float]:
-    """Host seconds of a call by stage, once its launches are recorded; empty without a GPU.
+    """Host seconds of a call with a recorded launch plan, by stage; empty without a GPU.
 
-    Three stages are timed alone: `lookup` finds the recorded launches, `allocate` takes memory for the outputs and
-    returns it, `wrap` makes tensors of them. Two are differences, missing where noise makes them negative: `entry`
-    leads from tensors to the op on arrays, `launch` packs parameters and calls the driver.
+    Three stages are timed separately: `lookup` finds the launch plan, `allocate` allocates and frees the outputs, and
+    `wrap` wraps them in tensors. Two are differences, omitted if noise makes them negative: `entry` unwraps the tensors
+    and dispatches the op, `launch` packs parameters and calls the driver.
     """
     from genesis.backend.cuda.dispatch import call_key
 
@@ -159,10 +159,11 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
 
 
 def target_named(arch: str | None, device: Device) -> Properties:
-    """The GPU to compile for: of the architecture `arch` ("sm_90" or "90"), else the device's own, else a usual one.
+    """The GPU to compile for: one of architecture `arch` ("sm_90" or "90"), by default the device or else sm_90.
 
     Raises:
-        UsageError: there is no such architecture, or kernels are interpreted. DeviceError: Triton is not installed.
+        UsageError: the architecture is unknown, or kernels are interpreted.
+        DeviceError: Triton is not installed.
     """
     from genesis.backend.cuda import driver_for
     from genesis.backend.cuda.driver import is_interpreted
@@ -171,12 +172,12 @@ def target_named(arch: str | None, device: Device) -> Properties:
         what = "TRITON_INTERPRET is set: kernels are interpreted and have no code"
         raise UsageError(what, where="--show", next="unset TRITON_INTERPRET")
     if importlib.util.find_spec("triton") is None:
-        raise DeviceError("kernels cannot be compiled: Triton is not installed", next="pip install triton, on Linux")
+        raise DeviceError("kernels cannot be compiled: Triton is not installed", next="on Linux, pip install triton")
     if arch is None and device != CPU and has_gpu_time(device):
         return driver_for(device.index).properties
     from genesis.backend.cuda.simulated import ARCHITECTURES
 
-    digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(USUAL))
+    digits = re.fullmatch(r"(?:sm_?)?(\d+)a?", arch or str(DEFAULT_ARCH))
     if digits is None or int(digits[1]) not in ARCHITECTURES:
         known = ", ".join(f"sm_{number}" for number in ARCHITECTURES)
         raise UsageError(f"{quote(arch)} is not an architecture", where="--arch", next=f"use one of {known}")
@@ -192,15 +193,17 @@ def code_of(
     axes: Sequence[Axes] = (),
     backward: bool = False,
 ) -> Iterator[str]:
-    """The code of each kernel that the first case of an op launches, below a comment that names it.
+    """Yield the code of each kernel that the first case of an op launches, below a comment that names the kernel.
+
+    `op.profile_op` describes `name`, `dtype`, `shapes` and `axes`.
 
     Args:
-        name, dtype, shapes, axes: as for `op.profile_op`.
         stage: one of `STAGES`.
-        backward: the kernels of the gradient, too.
+        backward: whether to include the kernels of the backward pass.
 
     Raises:
-        UsageError: there is no such op or stage. DeviceError: a tool is missing.
+        UsageError: the op or the stage does not exist.
+        DeviceError: a tool is missing.
     """
     if stage not in STAGES:
         raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
@@ -219,14 +222,14 @@ def code_of(
 def _launches(
     name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
 ) -> list[Launched]:
-    """The launches of a call on a simulated GPU like the target."""
+    """The launches of a call on a simulated GPU with the target's properties."""
     from genesis.backend.cuda.simulated import fake_device
 
     if backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     device, driver = fake_device(target)
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
-    driver.launched.clear()  # these made the inputs
+    driver.launched.clear()  # forget the launches that built the inputs
     if backward:
         passes_of(case.op, case.inputs, case.attrs).backward()
     else:
@@ -240,28 +243,28 @@ def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage:
     from genesis.custom.cuda_source import SourceKernel
 
     if isinstance(kernel, SourceKernel):
-        made = kernel.compile(capability, dict(signature.constants))
+        binary = kernel.compile(capability, dict(signature.constants))
         name, language = kernel.entry, "CUDA C++"
-        stages: Any = {"ptx": made.ptx, "cubin": made.cubin}
+        stages: Any = {"ptx": binary.ptx, "cubin": binary.cubin}
     else:
-        name, language = kernel.__name__, "in another language than Triton"
+        name, language = kernel.__name__, "not written in Triton"
         stages = compiled(kernel, signature, capability).asm
     if stage == "sass":
         return disassembled(stages["cubin"])
     if stage not in stages:
-        there = ", ".join(each for each in STAGES if each in stages)
-        raise UsageError(f"{name} is {language} and has no {stage}", where="--show", next=f"use {there} or sass")
+        available = ", ".join(each for each in STAGES if each in stages)
+        raise UsageError(f"{name} is {language} and has no {stage}", where="--show", next=f"use {available} or sass")
     text = str(stages[stage])
-    # The assembler also gets the instructions that let kernels of a graph overlap.
+    # The assembler's input also has the instructions that let kernels of a CUDA graph overlap.
     is_dependent = stage == "ptx" and capability >= (9, 0) and not isinstance(kernel, SourceKernel)
     return dependent(text) if is_dependent else text
 
 
 def disassembled(cubin: bytes) -> str:
-    """The machine instructions (SASS) of a cubin, by nvdisasm or cuobjdump of Triton, CUDA_HOME or PATH.
+    """Disassemble a cubin to machine instructions (SASS), with nvdisasm or cuobjdump of Triton, CUDA_HOME or PATH.
 
     Raises:
-        DeviceError: no disassembler is installed, or it refuses.
+        DeviceError: no disassembler is installed, or it fails.
     """
     spec = importlib.util.find_spec("triton.backends.nvidia")
     folders = [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent / "bin")]
@@ -272,7 +275,7 @@ def disassembled(cubin: bytes) -> str:
         raise DeviceError(
             "machine code needs nvdisasm or cuobjdump, and neither was found",
             where="--show sass",
-            next="pip install nvidia-cuda-nvdisasm, or install the CUDA toolkit and set CUDA_HOME; or use --show ptx",
+            next="pip install nvidia-cuda-nvdisasm, or set CUDA_HOME to a CUDA toolkit, or use --show ptx",
         )
     option = "-c" if Path(tool).name.startswith("nvdisasm") else "-sass"
     with tempfile.TemporaryDirectory() as folder:

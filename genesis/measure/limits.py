@@ -1,7 +1,7 @@
-"""The best rates of this machine, measured here once a process: a copy, a matrix product, the smallest call.
+"""Measures the best rates of this machine once per process: a copy, a matmul, the smallest call.
 
-The peaks of data sheets stand beside them, for MFU as papers give it. The copy reads and writes far more than the
-caches hold, so a rate above its rate means that data came out of a cache.
+It also has the peaks from GPU data sheets, because papers define MFU by them. The copy moves far more data than the
+caches hold, so a call with a higher rate reads from a cache.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 QUICK = Plan(seconds=0.5)
 COPIED = {"cpu": (128 << 20,), "cuda": (256 << 20, 1 << 30), "interpreter": (1 << 12,)}  # bytes
-WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192), "interpreter": (16,)}  # of the square matrices
+WIDTHS = {"cpu": (512, 1024, 2048), "cuda": (4096, 8192), "interpreter": (16,)}  # widths of the square matrices
 
-# Dense peaks in TFLOP/s by NVIDIA's data sheets: bf16 and fp16, and TF32, which products of float32 use. Sheets that
-# state peaks with sparsity are halved. The longest name among the words of the GPU's name counts.
+# Dense peaks in TFLOP/s from NVIDIA's data sheets: (bf16 and fp16, TF32); float32 matmuls use TF32. Peaks stated with
+# sparsity are halved. The longest key that occurs in the GPU's name applies.
 DATA_SHEETS = {
     "A100": (312.0, 156.0),  # A100 80GB data sheet (SXM), June 2021
     "A10": (125.0, 62.5),  # A10 data sheet, March 2021
@@ -46,7 +46,7 @@ DATA_SHEETS = {
 
 
 def data_sheet_peak(name: str, dtype: DType) -> float | None:
-    """FLOPs a second that the data sheet of the GPU called `name` states for products of a dtype; None if unknown."""
+    """The peak in FLOP/s for matmuls of a dtype from the data sheet of the GPU called `name`; None if unknown."""
     known = max((each for each in DATA_SHEETS if re.search(rf"\b{each}\b", name)), key=len, default=None)
     if known is None or not dtype.is_floating_point or dtype.itemsize > 4:
         return None
@@ -58,26 +58,26 @@ class Limits:
     """The best rates of a device for one dtype.
 
     Attributes:
-        flops_per_second: of a product of two large matrices of `dtype`; None for integers. On the CPU narrow floats
-            have the rate of float32, in which they are multiplied.
+        flops_per_second: FLOP/s of a large matmul of `dtype`; None for integers. On the CPU, 16-bit floats have the
+            rate of float32, because they are multiplied in float32.
     """
 
     device: Device
     dtype: DType
-    bytes_per_second: float  # read and written by a copy
+    bytes_per_second: float  # bytes read and written by a copy
     flops_per_second: float | None
-    call_seconds: float  # wall time of the smallest call, which does nearly nothing
-    kernel_seconds: float | None  # time on the GPU of the smallest kernel; None on the CPU
-    data_sheet: float | None = None  # FLOPs a second by the GPU's data sheet; None on the CPU and for unknown GPUs
+    call_seconds: float  # wall time of the smallest call
+    kernel_seconds: float | None  # GPU time of the smallest kernel; None on the CPU
+    data_sheet: float | None = None  # peak FLOP/s from the GPU's data sheet; None on the CPU and for unknown GPUs
 
 
 COLUMNS = (
-    Column("dtype", "dtype", "text", "Of the products.", "dtype.name"),
-    Column("bytes_per_second", "copy", "byte/s", "Read and written by a copy."),
-    Column("flops_per_second", "matmul", "FLOP/s", "Of a large product."),
-    Column("data_sheet", "data sheet", "FLOP/s", "The GPU's dense peak as sold."),
-    Column("call_seconds", "smallest call", "s", "On one element, by the wall."),
-    Column("kernel_seconds", "smallest kernel", "s", "On the GPU alone."),
+    Column("dtype", "dtype", "text", "Dtype of the matmuls.", "dtype.name"),
+    Column("bytes_per_second", "copy", "byte/s", "Bytes read and written by a copy."),
+    Column("flops_per_second", "matmul", "FLOP/s", "Rate of a large matmul."),
+    Column("data_sheet", "data sheet", "FLOP/s", "The GPU's dense peak by its data sheet."),
+    Column("call_seconds", "smallest call", "s", "Wall time of a call on one element."),
+    Column("kernel_seconds", "smallest kernel", "s", "GPU time of that call."),
 )
 
 
@@ -85,7 +85,7 @@ COLUMNS = (
 
 
 def has_gpu_time(device: Device) -> bool:
-    """Whether a GPU's time can be separated from the host's: neither on the CPU nor in Triton's interpreter."""
+    """Whether GPU time can be measured: false on the CPU and in Triton's interpreter."""
     return _kind(device) == "cuda"
 
 
@@ -96,7 +96,7 @@ def _kind(device: Device) -> str:
 
 
 def wait_for(device: Device) -> Callable[[], None]:
-    """A function that waits until the device is done; it does nothing on the CPU."""
+    """A function that waits until the device is idle; on the CPU it does nothing."""
     return (lambda: None) if device == CPU else cuda_backend(device).driver.synchronize
 
 
@@ -106,16 +106,16 @@ def cuda_backend(device: Device) -> CudaBackend:
 
 
 def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: Plan) -> Timing:
-    """GPU time of a call that takes `wall` seconds eagerly, by the replay of a graph.
+    """GPU time of a call that takes `wall` seconds eagerly, measured by replays of a CUDA graph.
 
     Raises:
-        DeviceError: a graph cannot hold the call.
+        DeviceError: a CUDA graph cannot capture the call.
     """
     with of_graph(call, cuda_backend(device), graph_calls(wall)) as sample:
         return measure(sample, plan)
 
 
-# --- Measured ---------------------------------------------------------------------------------------------------------
+# --- Measurements -----------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -127,14 +127,14 @@ def limits_of(device: Device, dtype: DType) -> Limits:
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:
-    """Seconds on the GPU or, on the CPU, by the wall: the fastest, because a limit is what was reached."""
+    """The shortest GPU time, or wall time on the CPU, because a limit is the best rate that was reached."""
     wall = measure(of_wall(call, wait_for(device)), QUICK)
     return (time_on_gpu(call, device, wall.seconds, QUICK) if has_gpu_time(device) else wall).fastest
 
 
 @functools.cache
 def copy_rate(device: Device) -> float:
-    """Bytes a second that the fastest copy reads and writes: the op's, or on a GPU the driver's."""
+    """Bytes per second, read and written, of the fastest copy: the op's, or on a GPU also the driver's."""
     rates = []
     for size in COPIED[_kind(device)]:
         source, target = (_filled((size,), uint8, device) for _ in range(2))
@@ -146,12 +146,12 @@ def copy_rate(device: Device) -> float:
 
 
 def _driver_copy(backend: CudaBackend, target: Array, source: Array) -> None:
-    # The backend's stream is another one while a graph is captured.
+    # Read the stream here, because the backend uses a different one during a capture.
     backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
 
 
 def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
-    """Memory that was written once: the system maps an untouched page to nothing that must be read."""
+    """Allocate memory and write it once, because the system does not back untouched pages with memory."""
     array = empty(shape, dtype, device)
     registry["fill"](out=array, value=1, shape=shape, dtype=dtype)
     return array
@@ -159,7 +159,7 @@ def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
 
 @functools.cache
 def _product_rate(device: Device, dtype: DType) -> float | None:
-    """FLOPs a second of the fastest square product."""
+    """FLOP/s of the fastest square matmul; None for integers."""
     if not dtype.is_floating_point:
         return None
     if device == CPU and dtype in (bfloat16, float16):
@@ -167,7 +167,7 @@ def _product_rate(device: Device, dtype: DType) -> float | None:
     rng, rates = np.random.default_rng(0), []
     for width in WIDTHS[_kind(device)]:
         x, out = (empty((width, width), dtype, device) for _ in range(2))
-        # The values differ: the power that a GPU draws, and so its clock, depends on them.
+        # Use random values: a GPU's power, and so its clock, depends on the values.
         backend_for(device).from_numpy(rng.uniform(-1, 1, (width, width)).astype(dtype.numpy), x)
         rates.append(2 * width**3 / _fastest(functools.partial(registry["matmul"], x, x, out=out), device))
     return max(rates)
@@ -175,7 +175,7 @@ def _product_rate(device: Device, dtype: DType) -> float | None:
 
 @functools.cache
 def _smallest_call(device: Device) -> tuple[float, float | None]:
-    """Wall time of a call on one element, without recording, and its time on the GPU."""
+    """Wall time of a call on one element, without recording, and its GPU time."""
     call = functools.partial(apply, registry["copy"], TensorBase.wrap(_filled((1,), float32, device)))
     with no_grad():
         wall = measure(of_wall(call, wait_for(device)), QUICK).seconds

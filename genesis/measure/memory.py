@@ -1,4 +1,4 @@
-"""Memory through a step: each block that a device's pool hands out and takes back, with its purpose."""
+"""Records memory through a step: each block that a device's pool allocates or frees, with its purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CATEGORIES: tuple[Category, ...] = ("weights", "optimizer", "gradients", "other"
 
 
 class Change(NamedTuple):
-    """A block handed out, or taken back: then `nbytes` is negative. `frame` is the host's innermost one."""
+    """An allocation, or a free with negative `nbytes`. `frame` is the host's innermost frame at that time."""
 
     at: float
     address: int
@@ -33,11 +33,12 @@ class Change(NamedTuple):
 
 
 class Track(NamedTuple):
-    """Bytes over time, a counter of the trace; moments are seconds of `time.perf_counter`.
+    """Bytes over time, which a trace shows as a counter. Times are seconds of `time.perf_counter`.
 
     Attributes:
-        device: its type; empty for a track that repeats another one by category.
-        changes: of the device's pool since the track began.
+        samples: pairs of a time and the bytes by name.
+        device: type of the device; empty for a track that divides another track by category.
+        changes: allocations and frees of the device's pool since the track began.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Track(NamedTuple):
 
 
 class MemoryWatch:
-    """Records what a device's pool hands out and takes back while `watching` is entered.
+    """Records the allocations and frees of a device's pool while `watching` is entered.
 
     Args:
         current: returns the host's innermost frame.
@@ -59,13 +60,13 @@ class MemoryWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Forget recorded changes."""
+        """Drop recorded changes."""
         self._changes = list[Change]()
         self._began, self._allocated = time.perf_counter(), self._pool.allocated
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record what happens inside the block."""
+        """Record allocations and frees inside the block."""
         self._pool.watch = lambda address, nbytes: self._changes.append(
             Change(time.perf_counter(), address, nbytes, self._current())
         )
@@ -75,7 +76,7 @@ class MemoryWatch:
             self._pool.watch = None
 
     def track(self) -> Track:
-        """Allocated bytes since `begin`."""
+        """The track of allocated bytes since `begin`."""
         totals = itertools.accumulate((change.nbytes for change in self._changes), initial=self._allocated)
         times = [self._began, *(change.at for change in self._changes)]
         samples = [(at, {"allocated": total}) for at, total in zip(times, totals, strict=True)]
@@ -87,7 +88,7 @@ class MemoryWatch:
 
 @dataclass
 class _Block:
-    """A block from its allocation until it is freed; -inf and inf stand for before and after the step."""
+    """A block from its allocation until it is freed; -inf and inf mean before and after the step."""
 
     nbytes: int
     category: Category
@@ -100,11 +101,12 @@ class _Block:
 class Timeline:
     """A step's memory by category.
 
-    Activations are allocated in forward and live when it ends; workspace is what else comes and goes.
+    Activations are allocated in forward and live at its end. Workspace is all other memory that the step allocates.
 
     Attributes:
-        samples: moments and bytes by category after each change; the first are those before the step.
+        samples: time and bytes by category after each change; the first sample is from before the step.
         peak: index of the sample with the highest sum.
+        peak_phase: phase of that sample.
     """
 
     samples: list[tuple[float, dict[Category, int]]]
@@ -113,7 +115,7 @@ class Timeline:
 
 
 def timeline(track: Track, frames: Sequence[Frame], persistent: Mapping[Category, Sequence[Array]]) -> Timeline:
-    """The track of a step by category; `persistent` are the arrays that outlive the step."""
+    """Divide a step's track by category; `persistent` has the arrays that outlive the step."""
     blocks = _blocks(track.changes, {c: list(filter(None, map(_block_of, arrays))) for c, arrays in persistent.items()})
     ends = {frame.start: frame.end for frame in frames if (frame.level, frame.name) == ("phase", "forward")}
     for block in blocks:
@@ -134,7 +136,7 @@ def timeline(track: Track, frames: Sequence[Frame], persistent: Mapping[Category
 
 
 def _blocks(changes: Sequence[Change], persistent: Mapping[Category, Sequence[tuple[int, int]]]) -> list[_Block]:
-    """The blocks of a step. Those of persistent arrays, given as (address, bytes), get their category."""
+    """The blocks of a step; blocks of the persistent arrays, given as (address, bytes), get the arrays' category."""
     owners = {address: category for category, owned in persistent.items() for address, _ in owned}
     blocks, live = list[_Block](), dict[int, _Block]()
     for at, address, nbytes, frame in changes:
@@ -155,7 +157,7 @@ def _blocks(changes: Sequence[Change], persistent: Mapping[Category, Sequence[tu
 
 
 def _block_of(array: Array) -> tuple[int, int] | None:
-    """Address and bytes of the pool's block that holds an array; None for memory outside the pool."""
+    """Address and bytes of the pool's block that holds an array; None if the array is outside the pool."""
     storage: Any = array.storage
     if hasattr(storage, "pool"):
         return None if storage.block is None else (storage.block.pointer, storage.block.size)
@@ -166,7 +168,7 @@ def _block_of(array: Array) -> tuple[int, int] | None:
 
 
 def peak_bytes(call: Callable[[], object], device: Device) -> int:
-    """Bytes of outputs and temporaries of a call that ran before; on the CPU numpy's temporaries count."""
+    """Peak bytes of a call's outputs and temporaries, on the CPU including numpy's. The call must have run before."""
     if device != CPU:
         backend = cast("CudaBackend", backend_for(device))
         backend.driver.synchronize()

@@ -1,7 +1,7 @@
-"""One op measured: the times of each case, its counted work, the share of this machine's limits, and their columns.
+"""Measures the cases of an op: times, bytes and FLOPs, the share of this machine's limits, and a report's columns.
 
-The least time of a call is set by the limit that binds: its bytes at the rate of a copy, or its FLOPs at the rate of a
-large matrix product, whichever takes longer (Williams, Waterman & Patterson, 2009).
+The lower bound of a call's time is its bytes at the rate of a copy, or its FLOPs at the rate of a large matmul,
+whichever takes longer (Williams, Waterman & Patterson, 2009). The larger one is the limit that binds.
 """
 
 from __future__ import annotations
@@ -29,62 +29,54 @@ from genesis.op import execute
 from genesis.shapes import Shape
 
 BANDS = ((0.9, "excellent"), (0.7, "good"), (0.5, "fair"), (0.2, "poor"), (0.0, "critical"))
-CALL_BOUND = ("launch", "host")  # issues with which the share of a limit says nothing about the kernel
+CALL_BOUND = ("launch", "host")  # with these issues, the share of a limit says nothing about the kernel
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure."""
+    """The settings of a measurement."""
 
-    backward: bool = False  # the gradient, too
-    stages: bool = True  # the stages of dispatch, on CUDA
-    causes: bool = True  # the primary issue, by changing one thing at a time
-    plan: Plan = field(default_factory=Plan)  # how long and how precisely, for each time
+    backward: bool = False  # whether to measure the backward pass
+    stages: bool = True  # whether to time the stages of dispatch, on CUDA
+    causes: bool = True  # whether to find the primary issue
+    plan: Plan = field(default_factory=Plan)  # duration and precision of each time
     peer: Child | None = None  # the library to compare with
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The cost of a gradient.
-
-    Attributes:
-        wall, gpu: of the backward pass of this one op.
-    """
+    """The cost of a gradient."""
 
     recorded: Timing  # wall time of the call while it is recorded
-    recording: float  # seconds that recording adds, a difference of two medians, which noise can make negative
-    wall: Timing
-    gpu: Timing | None
+    recording: float  # seconds that recording adds: a difference of two medians, negative if noise exceeds it
+    wall: Timing  # wall time of the op's backward pass
+    gpu: Timing | None  # GPU time of the op's backward pass; None as for `Measured`
     launches: list[Launch] | None  # None on the CPU
 
     @property
     def seconds(self) -> float:
-        """Seconds of the backward pass, on the GPU where there is one."""
+        """GPU time of the backward pass in seconds if it is known, otherwise wall time."""
         return (self.gpu or self.wall).seconds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One op on one set of inputs.
-
-    Attributes:
-        flops, nbytes: counted by the op's own rule, the bytes once per operand.
-    """
+    """The measurements of an op on one set of inputs."""
 
     case: Case
     limits: Limits
     wall: Timing  # consecutive eager calls, without recording
-    gpu: Timing | None  # None on the CPU, and where a CUDA graph cannot hold the call
-    flops: int
-    nbytes: int
-    peak_bytes: int  # the most memory taken beyond the inputs; on the CPU with Python's own objects
+    gpu: Timing | None  # None on the CPU, and if a CUDA graph cannot capture the call
+    flops: int  # by the op's cost rule
+    nbytes: int  # by the op's cost rule, each operand once
+    peak_bytes: int  # peak memory in addition to the inputs; on the CPU it includes Python objects
     launches: list[Launch] | None = None  # kernels and fills; None on the CPU
     dispatch: dict[str, float] = field(default_factory=dict)  # host seconds by stage; see `kernels.stages_of`
     backward: Backward | None = None
     peer: Ratio | None = None  # the same op in the other library
-    finding: Finding | None = None  # None where no measurement named an issue
-    notes: tuple[str, ...] = ()  # what was left out, and why
-    size: str = ""  # the size class, where one was asked for
+    finding: Finding | None = None  # None if no measurement names an issue
+    notes: tuple[str, ...] = ()  # measurements that were left out, and why
+    size: str = ""  # the size class, if one was requested
 
     @property
     def name(self) -> str:
@@ -98,23 +90,23 @@ class Measured:
 
     @property
     def time(self) -> Timing:
-        """The time of the work: on the GPU, if there is one."""
+        """GPU time if it is known, otherwise wall time."""
         return self.gpu or self.wall
 
     @property
     def bandwidth_share(self) -> float:
-        """Share of the rate of a copy; above 1 where data came out of a cache."""
+        """The byte rate as a share of a copy's; above 1 if data came from a cache."""
         return self.nbytes / self.limits.bytes_per_second / self.time.seconds
 
     @property
     def compute_share(self) -> float | None:
-        """Share of the rate of a large matrix product."""
+        """The FLOP rate as a share of a large matmul's; None if that is unknown."""
         rate = self.limits.flops_per_second
         return self.flops / rate / self.time.seconds if rate else None
 
     @property
     def limit(self) -> str | None:
-        """The limit that binds; None for a call that neither moves nor computes."""
+        """The limit that binds: "bandwidth" or "compute"; None for a call without bytes and FLOPs."""
         if not self.nbytes and not self.flops:
             return None
         return "compute" if (self.compute_share or 0.0) > self.bandwidth_share else "bandwidth"
@@ -126,17 +118,17 @@ class Measured:
 
     @property
     def band(self) -> str | None:
-        """The word for the share."""
+        """The name of the share's band, such as "good"."""
         return None if self.share is None else next(name for least, name in BANDS if self.share >= least)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the share describes the kernel, and not the call around it."""
+        """Whether the share describes the kernel rather than the overhead of the call."""
         return self.share is not None and (self.finding is None or self.finding.issue not in CALL_BOUND)
 
     @property
     def is_noisy(self) -> bool:
-        """Whether any of its times is noisy."""
+        """Whether any of the times is noisy."""
         times = [self.wall, self.gpu, *((self.backward.wall, self.backward.gpu) if self.backward else ())]
         return any(t.is_noisy for t in times if t is not None)
 
@@ -152,15 +144,16 @@ def profile_op(
     axes: Sequence[Axes] = (),
     settings: Settings | None = None,
 ) -> Iterator[Measured | Failure]:
-    """Each case of an op, in order. A case that fails gives a `Failure`, and the others are measured.
+    """Measure the cases of an op in order. A case that fails yields a `Failure`, and the next case follows.
 
     Args:
-        name: see `cases.op_named`.
-        dtype: None takes the first of float32, int32 and bool that the op takes.
-        shapes, axes: empty for the default sizes and axes.
+        name: name of the op, as `cases.op_named` accepts it.
+        dtype: dtype of the operands; None for the first of float32, int32 and bool that the op accepts.
+        shapes: shapes to measure; empty for the default sizes.
+        axes: axes to measure; empty for the default axes.
 
     Raises:
-        UsageError: there is no such op, or it does not take a shape, an axis, the dtype or a setting.
+        UsageError: the op does not exist, or it does not accept a shape, an axis, the dtype or a setting.
     """
     chosen = Settings() if settings is None else settings
     if chosen.backward and op_named(name)[0].vjp is None:
@@ -179,7 +172,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
     """Measure one case against the limits of its device and dtype.
 
     Raises:
-        UsageError: a gradient was asked for, and the result has none.
+        UsageError: the settings request a gradient, and the result has none.
     """
     notes, device, plan = list[str](), case.device, settings.plan
     launches, dispatch = None, dict[str, float]()
@@ -209,7 +202,7 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
 
 
 def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | None:
-    """The case with `factor` times the rows, and the ratio of their times at the limits; None if rows cannot change."""
+    """The call with `factor` times the rows, and the ratio of the lower bounds; None if the rows cannot change."""
     shape = case.shape * 3 if len(case.shape) == 1 and op_named(case.name)[1].letters else case.shape
     at = next((i for i, n in enumerate(shape) if round(n * factor) >= 1 and round(n * factor) != n), None)
     if at is None:
@@ -226,7 +219,7 @@ def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | No
 
 
 def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, notes: list[str]) -> Timing | None:
-    """GPU time, or None with a note where it cannot be measured."""
+    """GPU time; None if it cannot be measured, with a note if a CUDA graph is the reason."""
     if not has_gpu_time(device):
         return None
     try:
@@ -237,7 +230,7 @@ def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, note
 
 
 def _backward(device: Device, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
-    """The cost of recording the call, and of its backward pass."""
+    """Measure recording the call, and its backward pass."""
     with enable_grad():
         recorded = measure(of_wall(passes.forward, wait_for(device)), settings.plan)
     back = measure(of_wall(passes.backward, wait_for(device)), settings.plan)
@@ -247,7 +240,7 @@ def _backward(device: Device, passes: Passes, wall: Timing, settings: Settings, 
 
 
 def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
-    """The host, where recording takes longer than the call and both times are sure."""
+    """The issue "host" if recording takes longer than the call and neither time is noisy."""
     if backward is None or backward.recording <= wall.seconds or wall.is_noisy or backward.recorded.is_noisy:
         return None
     evidence = "recording for backward takes longer than the call itself"
@@ -259,13 +252,13 @@ def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
 
 
 def _timing(key: str, title: str, about: str) -> Iterator[Column]:
-    """The median of a time, and how sure it is."""
+    """The columns of a time: its median and its precision."""
     yield Column(key, title, "s", f"{about} Median.", f"{key}.seconds")
     half = "Half of the median's 95 % confidence interval."
     yield Column(f"{key}_half_width", "±", "share", half, f"{key}.half_width")
     fastest = "The shortest sample that is not an outlier."
     yield Column(f"{key}_fastest", "fastest", "s", fastest, f"{key}.fastest", True)
-    yield Column(f"{key}_spread", "spread", "share", "Distance of the quartiles.", f"{key}.spread", True)
+    yield Column(f"{key}_spread", "spread", "share", "Interquartile range / median.", f"{key}.spread", True)
     for name, what in (
         ("samples", "Samples kept."),
         ("calls", "Calls in a sample."),
@@ -286,53 +279,55 @@ COLUMNS: tuple[Column, ...] = (
     Column("case", "case", "text", "Op and shape.", "name"),
     Column("name", "name", "text", "The op as requested.", "case.name", True),
     Column("op", "op", "text", "Name in the registry.", "case.op.name", True),
-    Column("category", "category", "text", "What kind of work it is.", "category", True),
-    Column("size", "size", "text", "Size class, where one was asked for.", "size", True),
+    Column("category", "category", "text", "The kind of work.", "category", True),
+    Column("size", "size", "text", "Size class, if one was requested.", "size", True),
     Column("label", "shape", "text", "Shape and axes.", "case.label", True),
-    Column("dtype", "dtype", "text", "Of the inputs.", "case.dtype.name", True),
+    Column("dtype", "dtype", "text", "Dtype of the inputs.", "case.dtype.name", True),
     Column("inputs", "inputs", "text", "Dtype and shape of each array.", _inputs, True),
-    *_timing("wall", "wall", "Eager calls by the clock on the wall."),
+    *_timing("wall", "wall", "Wall time of eager calls."),
     *_timing("gpu", "GPU", "Time on the GPU alone."),
     Column("bytes", "moves", "bytes", "The fewest bytes the call can move: each operand once.", "nbytes"),
     Column("bytes_per_second", "rate", "byte/s", "Bytes per second.", lambda m: m.nbytes / m.time.seconds),
-    Column("bandwidth_share", "of a copy", "share", "Of the rate of a copy."),
+    Column("bandwidth_share", "of a copy", "share", "Share of the rate of a copy."),
     Column("flops", "computes", "FLOP", "Arithmetic operations, by the op's rule."),
     Column("flops_per_second", "FLOP rate", "FLOP/s", "FLOPs per second.", lambda m: m.flops / m.time.seconds),
-    Column("compute_share", "of a matmul", "share", "Of the rate of a large product."),
-    Column("intensity", "intensity", "FLOP/byte", "FLOPs a byte.", lambda m: m.flops / m.nbytes if m.nbytes else None),
+    Column("compute_share", "of a matmul", "share", "Share of the rate of a large matmul."),
+    Column("intensity", "intensity", "FLOP/byte", "FLOPs per byte.",
+           lambda m: m.flops / m.nbytes if m.nbytes else None),
     Column("limit", "limit", "text", "The limit that binds: bandwidth or compute."),
-    Column("share", "share", "share", "Of the limit that binds; above 1 data came out of a cache."),
-    Column("band", "band", "text", "Of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical."),
-    Column("mfu", "MFU (data sheet)", "share", "Of the data sheet's dense peak of this GPU.", _data_sheet_share, True),
-    Column("peak_bytes", "memory", "bytes", "The most memory taken beyond the inputs."),
+    Column("share", "share", "share", "Share of the limit that binds; above 1, data came from a cache."),
+    Column("band", "band", "text", "Band of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical."),
+    Column("mfu", "MFU (data sheet)", "share", "Share of this GPU's dense peak by its data sheet.",
+           _data_sheet_share, True),
+    Column("peak_bytes", "memory", "bytes", "Peak memory in addition to the inputs."),
     Column("recording", "recording", "s", "Time that recording for backward adds.", "backward.recording"),
-    Column("backward", "backward", "s", "The backward pass, on the GPU where there is one.", "backward.seconds"),
-    Column("backward_wall", "eager backward", "s", "By the wall.", "backward.wall.seconds", True),
-    Column("peer", "torch", "s", "The same in torch.", "peer.peer_seconds"),
-    Column("ratio", "vs torch", "ratio", "torch's time over ours, in interleaved rounds.", "peer.ratio"),
-    Column("ratio_spread", "rounds", "share", "How far the rounds lie apart.", "peer.spread"),
+    Column("backward", "backward", "s", "GPU time of the backward pass; on the CPU, wall time.", "backward.seconds"),
+    Column("backward_wall", "eager backward", "s", "Wall time of the backward pass.", "backward.wall.seconds", True),
+    Column("peer", "torch", "s", "Time of the same op in torch.", "peer.peer_seconds"),
+    Column("ratio", "vs torch", "ratio", "torch's time / ours, in interleaved rounds.", "peer.ratio"),
+    Column("ratio_spread", "rounds", "share", "Highest ratio of a round / lowest, minus 1.", "peer.spread"),
     Column("ratio_band", "band of torch", "text",
-           "faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.", "peer.band"),
+           "Band of the ratio: faster from 1.05, level, near from 0.8, slower from 0.5, far; noise.", "peer.band"),
     *(
         Column(f"dispatch_{stage}", stage, "s", f"Host time of dispatch: {stage}.", f"dispatch.{stage}")
         for stage in ("entry", "lookup", "allocate", "launch", "wrap")
     ),
     Column("issue", "primary issue", "text", "The issue that measurements found; empty if none.", "finding.issue"),
-    Column("issue_share", "of the time", "share", "The part of the time that goes with it.", "finding.share"),
-    Column("evidence", "because", "text", "What was measured.", "finding.evidence"),
-    Column("advice", "next", "text", "What would help.", "finding.advice"),
+    Column("issue_share", "of the time", "share", "Share of the time that the issue accounts for.", "finding.share"),
+    Column("evidence", "because", "text", "The measurement that shows the issue.", "finding.evidence"),
+    Column("advice", "next", "text", "A change that helps.", "finding.advice"),
     Column("noise", "noise", "text", "noisy: the machine was not quiet.", lambda m: "noisy" if m.is_noisy else ""),
 )  # fmt: skip
 BRIEF = ["case", "wall", "wall_half_width", "gpu", "backward", "share", "band", "ratio", "ratio_band", "issue", "noise"]
 
 
 def brief() -> list[Column]:
-    """The columns, where those that do not fit on a line of a terminal are hidden."""
+    """The columns; those that do not fit on a terminal's line are hidden."""
     return [replace(each, hidden=each.key not in BRIEF) for each in COLUMNS]
 
 
 def tables_of(measured: Sequence[Measured]) -> list[Table]:
-    """The limits, the cases (in full where there is one), and the kernels of the cases."""
+    """The tables of the limits, of the cases and of their kernels. A single case is shown with all columns."""
     if not measured:
         return []
     limits = {each.case.dtype.name: each.limits for each in measured}

@@ -51,7 +51,7 @@ def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHa
     return HookHandle(lambda: table.pop(number, None))
 
 
-# Hooks on all modules. While there are any, `call_watches` is not empty, so that a call without hooks costs no more.
+# Hooks on all modules. Each adds an empty call watch: calls check for watches anyway, so they need no further check.
 everywhere: dict[str, dict[int, Hook]] = {"pre": {}, "forward": {}, "backward": {}}
 everywhere_watches: list[CallWatch] = []  # one per hook on all modules; any prevents fusion
 

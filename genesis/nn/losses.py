@@ -26,7 +26,7 @@ from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
 
-OldReduction = bool | None  # a separate name, so that `reduction_of` reports a wrong value instead of a generic check
+OldReduction = bool | None  # a name that the generic check does not know: `reduction_of` reports wrong values
 IGNORE = -100  # the customary label of positions without a loss
 
 

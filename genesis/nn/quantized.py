@@ -72,7 +72,7 @@ def quantized_linear(
     """
     codes, scale = (_concatenated([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
     bias = None if layers[0].bias is None else _concatenated([each.bias for each in layers])
-    is_in_place = codes.array.storage is layers[0].codes.array.storage  # a copy would be written just before its use
+    is_in_place = codes.array.storage is layers[0].codes.array.storage  # a copy is written right before its use
     with fixed_weights(mode.fixed_weights and is_in_place):
         y: Tensor = apply(ops.quantized_linear, x, codes, scale, bias, residual, norm, eps=eps, swiglu=swiglu)
     return y

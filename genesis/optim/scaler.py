@@ -22,7 +22,8 @@ class GradScaler:
 
     Args:
         init_scale: initial factor.
-        growth_factor, growth_interval: growth of the factor after this many steps in a row without overflow.
+        growth_factor: multiplies the factor after `growth_interval` steps in a row without overflow.
+        growth_interval: number of these steps.
         backoff_factor: multiplies the factor after an overflow.
         enabled: False makes the scaler pass everything through.
     """

@@ -370,7 +370,7 @@ class BucketExchange:
 
 
 def _launch_order(flat: SharedBuffers, number: int) -> tuple[bool, float]:
-    """The sort key of buckets: from the end to the start. First buckets come last, small buffers first."""
+    """The sort key: buckets from the end of a buffer to its start, then each buffer's first bucket, smallest first."""
     start = flat.buckets[number].start
     return start == 0, -start / flat.size if start else flat.size
 

@@ -27,7 +27,7 @@ class Captured:
 
     Every call does the function's work exactly once, so calls can be the steps of a run. The results are identical to
     the function's own: the same kernels run on the same values. A call also advances the default generator as the
-    function does, which must draw only inside `Generator.positioned_by`.
+    function does. The function must draw random numbers only inside `Generator.positioned_by`.
 
     Args:
         function: launches the same work in every call; it neither blocks nor reads values on the host.

@@ -111,7 +111,7 @@ class Checkpoints:
 
     @boundary(ModelError, "listing the checkpoints")
     def _numbers(self) -> list[int]:
-        """Return the steps in the names of the folder's entries, whatever these are."""
+        """Return the step numbers in the names of the folder's entries, ascending."""
         return sorted(int(match[1]) for name in list_folder(self.output_dir) if (match := CHECKPOINT.fullmatch(name)))
 
     def folder(self, step: int) -> Path:
@@ -171,7 +171,7 @@ class Checkpoints:
         return AtomicFolder(self.folder(snapshot.step), fs=fs, replace=True)
 
     def _kept(self, snapshot: Snapshot) -> Mapping[str, TensorSource]:
-        """Return the optimizer's tensors that have their own files; masters may be the weights that are written."""
+        """Return the optimizer's tensors to write, without the masters if the weights already have their values."""
         if self._read_masters is None:
             return snapshot.optimizer
         return {name: source for name, source in snapshot.optimizer.items() if not name.endswith(f".{MASTER}")}

@@ -204,7 +204,7 @@ class WeightedSource(Section):
         for name, group in (("config", 2), ("split", 4)):
             found = DATA_SOURCE.fullmatch(self.path)
             if getattr(self, name) is not None and (found is None or found[group]):
-                what = f"data.train has {name}, but the path is not hf:ORG/NAME or names a {name} already"
+                what = f"data.train has {name}, but its path is not hf:ORG/NAME, or already names a {name}"
                 raise problem(name, what, f"remove {name}, or name a data set of the hub")
         return self
 
@@ -292,7 +292,8 @@ class DataConfig(Section):
     )
     on_error: Literal["fail", "skip"] = Field(
         default="fail",
-        description="Record that cannot be read. fail: the run ends and names file and line; skip: it is counted.",
+        description="What happens to a record that cannot be read. fail: the run ends and names file and line; skip: "
+        "it is left out and counted.",
     )
     max_line_bytes: Annotated[int, Field(ge=1024, le=2**30)] = Field(
         default=16 * 2**20,
@@ -555,8 +556,8 @@ class OptimConfig(Section):
     nesterov: bool | None = Field(default=None, description="Nesterov momentum." + _by_choice(OPTIMIZERS, "nesterov"))
     low_precision: Literal["master", "stochastic"] = Field(
         default="master",
-        description="How bfloat16 weights are updated. master: in float32, as a bfloat16 weight and a 16-bit residual "
-        "that the optimizer keeps. stochastic: without a residual, by unbiased stochastic rounding.",
+        description="How bfloat16 weights are updated. master: in float32; the optimizer keeps the 16 bits that a "
+        "bfloat16 weight lacks. stochastic: without these bits, by unbiased stochastic rounding.",
     )
     state_dtype: Dtype = Field(
         default="float32",

@@ -143,7 +143,7 @@ def check_reads_back(config: Config) -> None:
 
 
 def _first_unreadable(value: Any, reason: str) -> tuple[KeyPath, str]:
-    """Return path and reason of the innermost unreadable value; of a value that is too large, its largest part."""
+    """Return path and reason of the innermost unreadable value; if only the size is at fault, of its largest part."""
     path: KeyPath = ()
     while len(path) <= MAX_DEPTH:
         parts: list[tuple[str | int, Any]] = list(enumerate(value)) if isinstance(value, list | tuple) else []
@@ -261,7 +261,7 @@ class Override:
 
     Attributes:
         text: the typed value.
-        file: the value in the configuration file as a list, empty without one. None: unknown.
+        file: `[value]` from the configuration file, `[]` if it has none; None if unknown.
         is_recorded: whether it comes from the run's record instead of this command line.
     """
 
@@ -305,7 +305,7 @@ def combined(
 
 
 def _value_at(data: Any, key: str) -> list[Any]:
-    """Return the value at `key` as a list, empty without one."""
+    """Return `[value]` for the value at `key`, or `[]` if it has none."""
     for part in key.split("."):
         if not isinstance(data, dict) or part not in data:
             return []

@@ -144,8 +144,8 @@ class Training:
         """Open the metrics and samples, truncated to the step the run continues from. The caller closes them.
 
         Raises:
-            DataError: a file holds something else.
-            DeviceError: another destination of metrics does not start.
+            DataError: a file holds something other than metrics or samples.
+            DeviceError: TensorBoard or W&B is missing or does not start.
             DiskError: a file cannot be opened.
         """
         self.metrics = self.open_metrics(self.resumed_at)

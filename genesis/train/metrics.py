@@ -405,7 +405,7 @@ def keep_samples(folder: Path, step: int | None) -> None:
     """Drop the samples after `step`; None drops all.
 
     Raises:
-        DataError: the file holds something else.
+        DataError: the file holds something other than samples.
         DiskError: the file cannot be written.
     """
     path = folder / SAMPLES_NAME

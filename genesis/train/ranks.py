@@ -32,7 +32,7 @@ class Ranks:
         rank: this rank; `size` is the number of ranks.
         local_rank: this rank among the `local_size` ranks of its host; the size is None if unknown.
         launched: called after each step's launch; a watchdog checks that the steps progress.
-        compare, barrier, during: refuse differing facts, wait for all, name a phase and limit its waits; see `Peers`.
+        compare, barrier, during: the methods of `Peers`.
     """
 
     def __init__(self, peers: Peers, group: Group, local_rank: int = 0, local_size: int | None = 1) -> None:
@@ -95,7 +95,7 @@ class Ranks:
             self._peers.barrier(name)
 
     def record_seconds(self, seconds: float) -> None:
-        """Record the seconds of a step. Ranks are late after ten times the slowest of the last ten steps."""
+        """Record the seconds of a step. A rank is late after ten times the slowest of the last ten steps."""
         if self.size == 1:
             return
         self.launched()

@@ -49,7 +49,7 @@ class Interrupts:
     Attributes:
         received: number of the first signal, or None.
         is_quiet: whether another rank reports the effect of a first signal.
-        deferred: whether a first signal only sets `received`, because there is something to save, or stops the run.
+        deferred: whether a first signal only sets `received`, so that the run can save; otherwise it stops the run.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -117,14 +117,14 @@ class Interrupts:
         if call is not None:
             call()
             return
-        handled = sys.exc_info()[1]  # has the interrupted code caught the stop, and cleans up?
+        handled = sys.exc_info()[1]  # the stop, if the interrupted code caught it and is cleaning up
         while handled is not None and handled is not self._stop:
             handled = handled.__context__
         if handled is None:
             raise self._stop
 
     def interrupt(self, call: Callable[[], None]) -> None:
-        """Make the main thread call `call`, which may raise, whatever it does. Call it from another thread."""
+        """Interrupt the main thread to call `call`, which may raise. Call this from another thread."""
         ident = threading.main_thread().ident
         if self._before and ident is not None:
             self._call = call

@@ -1,7 +1,7 @@
 """The state that a run needs to resume bit by bit, its snapshot for checkpoints, and the state hash.
 
-`Snapshot.of` refers to the run's own tensors, so the run must not continue while the snapshot is read. Nothing is
-copied on the CPU; of a device, one tensor at a time is on the host. With a `HostBuffer` the tensors are copied, and
+`Snapshot.of` refers to the run's own tensors, so the run must not continue while the snapshot is read. On the CPU it
+copies nothing; from a GPU it copies one tensor at a time to the host. With a `HostBuffer` all tensors are copied, and
 training can continue.
 """
 
@@ -250,7 +250,7 @@ class Snapshot:
     def digest(self, hashed: StateHash | None = None) -> str:
         """Return the state hash: sha256 over parameters, optimizer, random generators, data position and step.
 
-        It contains no times, and a base only as its fingerprint.
+        It excludes times. A frozen base contributes only its fingerprint.
 
         Args:
             hashed: all arrays, added by `hash_arrays`. None: they are read and hashed now.

@@ -100,7 +100,7 @@ def gradients_of_ranks(
         while True:
             generator.offset = at
             row = accumulate(batches[number])
-            if state.draws is None:  # measured on the first batch, which runs again at its own position of the draws
+            if state.draws is None:  # measure on the first batch, then run it again from its own draws
                 state.draws = generator.offset - begun
                 at = begun + number * state.draws
                 if at != begun:

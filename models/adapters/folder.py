@@ -93,7 +93,10 @@ def base_of(folder: str | os.PathLike[str], known: Base | None = None) -> Base:
         names = sorted(["config.json", *weights.files])
     paths = {name: safe_join(folder, name, where=escape(folder)) for name in names}
     identities = {name: _identity(path) for name, path in paths.items()}
-    files, place = canonical_bytes(identities), "{:x}-{:x}".format(*identities["config.json"])  # copies have their own
+    files, place = (
+        canonical_bytes(identities),
+        "{:x}-{:x}".format(*identities["config.json"]),
+    )  # each copy has its entry
     entry = None if known is None else _hashed_bases().find(f"{known.sha256}-{place}.base", limit=MAX_ENTRY)
     if known is not None and entry is not None and bytes(entry.part("files")) == files:
         return Base(os.path.realpath(folder), known.sha256)

@@ -1,7 +1,7 @@
 """Finds the layers that an adapter config targets by PEFT's rules for names, and adapts them.
 
 A layer that gets an adapter keeps its name, so its block remains fused. Names are matched by regular expressions from
-files. Some of them take Python's `re` exponential time, and it has no limit. Expressions that repeat or branch
+files. Python's `re` takes exponential time for some of them and has no time limit. Expressions that repeat or branch
 therefore run in a child process with one second of processor time.
 """
 
@@ -43,7 +43,7 @@ json.dump(found, sys.stdout)
 """
 
 
-Fail = Callable[..., GenesisError]  # builds an error from what is wrong and what to do next; the place is bound
+Fail = Callable[..., GenesisError]  # builds an error at a fixed place from what is wrong and what to do next
 
 
 def match_names(form: str, patterns: Sequence[str], names: Sequence[str], fail: Fail) -> list[list[str | None]]:

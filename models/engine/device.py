@@ -34,8 +34,8 @@ from genesis_models.engine.sampling import not_finite
 
 CHUNK = 2048  # tokens in one forward pass
 FEWEST = 128  # the smallest chunk when memory is short
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # padded lengths of a pass; above, multiples of:
-GRAIN = 256  # few lengths, because launches are prepared once for each
+LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # padded lengths of a pass
+GRAIN = 256  # longer passes are multiples of it: few lengths, because launches are prepared once for each
 GRAPHS = 64  # the most cached graphs of passes; the oldest is dropped
 
 

@@ -214,7 +214,7 @@ def captured(function: Callable[[], None], device: Device) -> Callable[[], None]
 
 
 class DeviceRows:
-    """The rows of an engine. They do not reference the model, so that both are freed with it.
+    """The rows of an engine. They do not reference the model, so that rows kept for it are freed with it.
 
     Args:
         rows: the most concurrent sequences; fewer if memory is short.
@@ -226,7 +226,7 @@ class DeviceRows:
 
     Attributes:
         form: properties of the rows other than their number and capacity.
-        asked: number of rows with enough memory.
+        asked: number of requested rows; `cache` has fewer if memory is short.
         passes: graphs of prefill passes, by key.
         inputs: buffer from which these graphs read.
         packed: buffer to which they write keys and values.

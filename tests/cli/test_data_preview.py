@@ -45,7 +45,7 @@ def test_sources_are_shown_with_a_models_tokenizer(model: Path, tmp_path: Path) 
     code, out, told = run(path, "--model", model, "--seq-len", 32, "--samples", 2)
     assert code == 0, told
     lines = out.splitlines()
-    assert lines[0] == "read: 1 jsonl"
+    assert lines[0] == "files read: 1 jsonl"
     assert lines[1] == "formats: 40 text" and lines[2].startswith("samples: 40 from 40 documents, ")
     assert any(line.startswith("packed: rows of 32 tokens: ") for line in lines)
     assert f"sample 1 from {path}:1: " in out and f"sample 40 from {path}:40: " in out and out.count("\nsample ") == 2

@@ -112,6 +112,7 @@ def test_an_unexpected_error_is_our_bug() -> None:
         (("train",), "Missing argument 'CONFIG'"),
         (("trane",), "No such command 'trane'"),
         (("train", "quickstart", "--resum"), "No such option: --resum"),
+        (("train", "quickstart", "--batch-size", "8"), "No such option: --batch-size"),
         (("--nonsense",), "No such option: --nonsense"),
         (("train", "quickstart", "steps"), "'steps'"),
         (("generate", "folder"), "give either --prompt or --prompts"),
@@ -133,6 +134,7 @@ def test_a_wrong_command_line_is_exit_2(words: tuple[str, ...], what: str) -> No
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {what}")
     assert "\n  where: command line\n  next: " in done.stderr
+    assert "train.batch_size=VALUE" in done.stderr or "--batch-size" not in words
     assert "Traceback" not in done.stderr
 
 

@@ -123,7 +123,7 @@ def test_a_model_without_a_template(
     (folder / "chat_template.jinja").unlink()
     code, _, told = printed("generate", folder, *words, *QUIET)
     assert code == 5
-    assert "the model has no chat template" in told and "next: a chat model has its own" in told
+    assert "the model has no chat template" in told and "next: use a chat model" in told
 
 
 def test_a_template_that_refuses_or_is_broken(folder: Path) -> None:

@@ -106,7 +106,7 @@ def test_empty_texts_of_a_folder_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "c.py").write_text("pass")
     corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024)
     assert [document.text for document in corpus.documents()] == ["pass"]
-    assert str(corpus.counts()) == "read: 1 text; not read: 1 empty document, 1 empty file"
+    assert str(corpus.counts()) == "files read: 1 text; not read: 1 empty document, 1 empty file"
     with pytest.raises(DataError, match="the file is empty"):
         list(Corpus([str(tmp_path / "__init__.py")], on_error="fail", max_line_bytes=1024).documents())
 
@@ -123,7 +123,7 @@ def test_a_packed_or_mislabelled_jsonl_file_is_judged_by_what_is_in_it(tmp_path:
     (tmp_path / "d.txt").write_text("text")
     corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=1024)
     assert [document.text for document in corpus.documents()] == ["text"]
-    assert str(corpus.counts()) == "read: 1 text; not read: 1 archive, 1 parquet, 1 png"
+    assert str(corpus.counts()) == "files read: 1 text; not read: 1 archive, 1 parquet, 1 png"
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_files_that_are_no_text_are_counted_and_not_read(tmp_path: Path) -> None
     (folder / "mislabelled.txt").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
     (folder / "table.psv").write_bytes(b"a|b\n1|2\n")
     data = prepared(folder, tmp_path / "cache", train_sources=[str(folder)])
-    assert str(data.report.files) == "read: 40 text, 1 jsonl.gz; not read: 2 png, 1 table"
+    assert str(data.report.files) == "files read: 40 text, 1 jsonl.gz; not read: 2 png, 1 table"
     assert len(data.train) + len(data.held_out.tokens if data.held_out else []) == 41
 
 

@@ -238,7 +238,7 @@ def test_what_stands_in_a_folder_is_read_or_told(tmp_path: Path) -> None:
     (tmp_path / "e.txt").write_bytes(b"e")
     corpus = Corpus([str(tmp_path)], on_error="fail", max_line_bytes=MAX_LINE)
     assert [document.text for document in corpus.documents()] == ["a", "b", "d", "e"]
-    assert str(corpus.counts()) == "read: 1 csv, 1 json, 1 parquet, 1 text; not read: 1 json"
+    assert str(corpus.counts()) == "files read: 1 csv, 1 json, 1 parquet, 1 text; not read: 1 json"
     (tmp_path / "f.csv").write_bytes(b"a,b\n1,2\n")
     with pytest.raises(DataError, match="fields match no format"):
         list(corpus.__class__([str(tmp_path)], on_error="fail", max_line_bytes=MAX_LINE).documents())

@@ -228,6 +228,6 @@ def test_files_of_the_standard_library_without_text_are_left_out() -> None:
     sources = corpus("stdlib:")
     found = list(sources.documents())
     assert len(found) > 400
-    assert str(sources.counts()) == f"read: {len(found):,} text"
+    assert str(sources.counts()) == f"files read: {len(found):,} text"
     assert all(document.text.strip() for document in found)
     assert sum(len(document.text) for document in found) > 5_000_000

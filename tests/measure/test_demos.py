@@ -86,7 +86,7 @@ def test_a_noisy_ratio_says_so() -> None:
     for is_noisy in (False, True):
         ways = [{**way, "time": way["time"]._replace(is_noisy=is_noisy)} for way in (quick, other)]
         (note,) = ways_table("t", "", ways).notes
-        assert note.endswith("(noise)") == is_noisy
+        assert note.endswith("(noisy)") == is_noisy
 
 
 def test_sizes_follow_the_place() -> None:

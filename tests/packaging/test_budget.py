@@ -32,10 +32,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (13_710, ()),
+    "docstrings": (13_730, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (83_280, ("tests/",)),
+    "tests": (83_290, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,15 @@ def test_troubleshooting_lists_every_exit_code() -> None:
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 100
     assert len(README.split()) <= 900
+
+
+def test_the_pictures_of_the_readme_are_on_the_website() -> None:
+    website = pytest.importorskip("docs.website", exc_type=ImportError, reason="needs mkdocs")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    files = SimpleNamespace(get_file_from_path=lambda name: name if (DOCS / name).is_file() else None)
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]*)\)", website.on_page_markdown(README, page, None, files))
+    assert len(pictures) == README.count("![") > 0
+    assert all((DOCS / name).is_file() for name in pictures)
 
 
 def test_the_families_that_the_readme_names_exist() -> None:

@@ -225,7 +225,7 @@ BAD: list[tuple[str, Any, int, str]] = [
     ("chat/completions", {"messages": []}, 400, "messages"),
     ("chat/completions", {"messages": [{"role": "king", "content": "a"}]}, 400, "messages[0].role: "),
     ("chat/completions", {"messages": [{"role": "user", "content": "a"}, {"role": "user"}]}, 400,
-     "messages[1].content: the content is null"),
+     "messages[1].content: the content is missing or null"),
     ("chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
      "messages[0].content[0]: the part is 'image_url', but only text is supported"),
     ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, "nothing to answer"),

@@ -43,7 +43,7 @@ from genesis_models.engine.text import RequestText
 BODY_S = 30.0  # seconds within which a body must arrive
 FINISHES = {"stop": "stop", "length": "length", "context": "length"}
 BODIES = 16  # bodies of the largest size that may be held at once
-VALUES_A_TOKEN = 4  # the most values of messages for each token, keys included; a turn has fewer
+VALUES_A_TOKEN = 4  # the most values of messages per token of the context, keys included; a turn has fewer
 MOST_LOG_PROBS = 1 << 19  # the most log-probabilities of an answer
 HOST = re.compile(r"(\[[^\[\]]*\]|[^:]*)(?::\d*)?")  # a name, a port
 
@@ -92,10 +92,10 @@ class Api:
         self._settings, self._link, self._tokenizer = settings, link, tokenizer
         self._template, self._ends = template, ends
         self._starts = _starts(tokenizer)
-        # Outside the loop: conversations are rendered one by one, and prompts encoded one by one in turns of requests.
+        # Outside the loop, one thread renders conversations, one encodes prompts; requests take turns at each prompt.
         self._renders, self._encodes = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._held = 0  # bytes of arriving bodies
-        self._parsing = asyncio.Lock()  # others are served between two of several bodies
+        self._parsing = asyncio.Lock()  # bodies are parsed one by one, and other requests are served in between
         calls = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chat),
@@ -246,7 +246,7 @@ class Api:
         return found
 
     def _text_ids(self, text: str, place: int) -> tuple[list[int], str | None]:
-        """Return the ids of a prompt, and its text; None as its text if it begins with the written first token.
+        """Return the ids and the text of a prompt; None for a text that spells out the tokenizer's first token.
 
         Other special tokens in it are plain text.
 
@@ -406,7 +406,7 @@ class _Stream(Response):
         left, loop, sent_at = len(self._choices), asyncio.get_running_loop(), 0.0
         while left:
             found = [await self._next(work)]
-            # Without stop strings the link has joined tokens already; then the other choices' texts follow at once.
+            # Without stop strings, the link has already joined tokens, and the other choices' texts follow at once.
             rest = sent_at + JOINED_S - loop.time() if self._body.stops else 0.0
             await asyncio.sleep(max(rest, 0.0))
             while not self._queue.empty():
@@ -435,7 +435,7 @@ class _Stream(Response):
 
 
 def _starts(tokenizer: Tokenizer) -> list[str]:
-    """Return how a text begins that was decoded with its first token; some tokenizers add a space after it."""
+    """Return the spellings of the first token in decoded texts; some tokenizers add a space after it."""
     ids = [*tokenizer.start_ids, *tokenizer.encode("x").tolist()]
     found = (tokenizer.decode(each, skip_special=False) for each in (ids, tokenizer.start_ids))
     return [text for each in found if (text := each.removesuffix("x"))]

@@ -206,12 +206,12 @@ class Child:
             self._templates[name] = sandbox.from_string(text)
 
     def answer(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the renders of a job: of all `messages`, and for each of `turns` its prompt and itself.
+        """Return the renders of a job: of all `messages`, and of the prompt and the end of each of `turns`.
 
         Returns:
-            `whole`, and `turns`: pairs of the prompt before the turn and the render up to and including it, in short.
-            If not all messages can be rendered, `whole` ends with the last turn up to which they can, and later turns
-            are pairs of errors. `error`, if no turn can be rendered.
+            `whole`: the render of all messages; if they cannot be rendered, of those up to the last turn that can.
+            `turns`: for each turn, the short forms (see `_part`) of its prompt and of the render up to and including
+            it; pairs of errors for later turns. Only `error`, if no turn can be rendered.
         """
         messages, tools, turns = job["messages"], job["tools"], job["turns"]
         failed: list[list[dict[str, str]]] = []
@@ -273,8 +273,8 @@ class Child:
     def _part(
         self, whole: str, messages: Sequence[Any], tools: Any, prompt: bool
     ) -> int | tuple[int, str] | dict[str, str]:
-        """Return a render in short: its length if `whole` begins with it; else the length it shares with the last such
-        render, and the rest; or its `error`.
+        """Return the short form of a render: its length if `whole` begins with it; otherwise the length that it shares
+        with the last such render, and the rest of its text; or its `error`.
         """
         try:
             text = self._render(messages, tools, prompt)

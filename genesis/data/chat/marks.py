@@ -184,9 +184,9 @@ def _strings(value: Any) -> Iterable[str]:
 
 
 # --- Rendered text to token ids ---------------------------------------------------------------------------------------
-# A text is encoded part by part between special tokens that match no surrounding text, and each part only once per
-# batch, however many prompts begin with it. A tokenizer with other special tokens or with a prefix before each text
-# gets complete texts and cannot encode marked ones.
+# A text is split at its special tokens, and each part is encoded only once per batch, however many prompts begin with
+# it. This requires special tokens that match no surrounding text, and no prefix before texts. Other tokenizers get
+# complete texts and cannot encode marked ones.
 
 
 Ids = npt.NDArray[np.int64]

@@ -75,7 +75,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Prompts and targets in order: one pair per turn, or all of a document in which every token is a target."""
+    """Prompts and targets in order: one pair per turn, or one pair for a document in which every token is a target."""
 
     turns: Sequence[tuple[_Piece, _Piece]]
     is_all_target: bool = False
@@ -266,7 +266,7 @@ class ChatEncoder(_Chats):
         pairs = [self._pair(turn.prompt, turn.target) for turn in turns]
         if self._loss == "all":
             whole = unmarked(rendered.whole, asked.marks)
-            if not turns or not shown[0].startswith(whole.text):  # otherwise the whole lacks the end
+            if not turns or not shown[0].startswith(whole.text):  # otherwise the last turn has all of it and the end
                 cut = len(turns[-1].prompt.text) if turns and whole.text.startswith(shown[0]) else len(whole.text)
                 pairs, shown = [self._pair(whole[:cut], whole[cut:])], [whole.text]
             notes = []

@@ -21,7 +21,7 @@ from genesis.files.paths import is_folder
 from genesis.files.strict_json import canonical_bytes
 
 CHATML = "chatml"
-NO_TEMPLATE = f"set data.template={CHATML}, or data.template=FILE to a Jinja template; a chat model has its own"
+NO_TEMPLATE = f"set data.template={CHATML}, or data.template=FILE to a Jinja template, or use a chat model"
 _TURN_END = "<|im_end|>"
 _CHATML_TEXT = """\
 {%- for message in messages %}

@@ -100,8 +100,8 @@ class Ends:
         tokens: special tokens that end turns, the usual one first; "" among them if a turn ends without one.
         closing: text that only a complete render has after the turn's own end (Phi-3's end of text), or "".
         opening: text that only prompts have before an answer (DeepSeek-R1's start of its reasoning), or "".
-        following: what ends an answer, and a call, without its own special token: the next message's start, up to and
-            including its first special token (GLM-4's `<|user|>` and `<|observation|>`), or "".
+        following: texts that end an answer and a call without their own special token: the start of the next message,
+            up to and including its first special token (GLM-4's `<|user|>` and `<|observation|>`), or "".
     """
 
     tokens: tuple[str, ...] = ()

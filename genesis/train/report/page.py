@@ -24,7 +24,7 @@ MOST_RUNS = 6  # people distinguish about six colours
 WIDE, NARROW = (1040, 300), (350, 240)
 SAMPLED = 20  # last steps whose samples are shown
 LONGEST = 4000  # characters of a sample or of a setting's value
-SETTINGS = 100  # rows of a table of evaluations
+EVALUATIONS = 100  # rows of a table of evaluations
 LOOKS = "Thin: as logged. Thick: a mean over a twentieth of the steps. Dashed: held out."
 
 PICTURE_NAME = "loss.svg"
@@ -151,7 +151,7 @@ def _figures(run: Run) -> list[tuple[str, str]]:
 def _evaluations(run: Run) -> list[tuple[str, ...]]:
     """Return step, loss, perplexity, bits per byte and token accuracy of the last evaluations, newest first."""
     names, forms = ("loss", "perplexity", "bits_per_byte", "token_accuracy"), (".4f", ",.2f", ".3f", ".3f")
-    columns = [dict(run.series.get(f"eval/{name}", np.empty((2, 0)))[:, -SETTINGS:].T.tolist()) for name in names]
+    columns = [dict(run.series.get(f"eval/{name}", np.empty((2, 0)))[:, -EVALUATIONS:].T.tolist()) for name in names]
     return [
         (f"{step:,.0f}", *(figure(c[step], f) if step in c else "–" for c, f in zip(columns, forms, strict=True)))
         for step in sorted(columns[0], reverse=True)

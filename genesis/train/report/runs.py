@@ -86,8 +86,8 @@ class RunReader:
         """Return the current records.
 
         Raises:
-            DataError: the folder does not belong to a run, or a file holds something else, is a link or belongs to
-                another user.
+            DataError: the folder does not belong to a run, or a file is malformed, is a link or belongs to another
+                user.
             DiskError: a file cannot be read.
         """
         folder = self._folder
