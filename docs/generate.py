@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from docs import examples
 from genesis.train.config import Config, fine_tuning_defaults, json_schema
 
 __all__ = ["PAGES", "api_pages", "configuration_page", "is_current"]
@@ -154,6 +155,9 @@ API = """\
 This reference is generated from the docstrings. Names, arguments and semantics follow PyTorch; [Genesis or
 PyTorch?](../genesis-or-pytorch.md) lists the differences.
 
+The examples begin with these lines, after `import genesis` and `from genesis import nn, optim`:
+
+```python
 """
 
 
@@ -161,17 +165,20 @@ def api_pages() -> dict[str, str]:
     """The Markdown of each page of the API reference, by file name; the website includes them."""
     pages = {f"{name}.md": _module_page(name) for name in MODULES}
     rows = [f"- [{name}]({name}.md): {_first_sentence(importlib.import_module(name).__doc__)}" for name in MODULES]
-    return {"index.md": API + "\n".join(rows) + "\n", **pages}
+    return {"index.md": f"{API}{examples.SETUP}```\n\n" + "\n".join(rows) + "\n", **pages}
 
 
 def _module_page(name: str) -> str:
     module = importlib.import_module(name)
+    prefix = "" if name == "genesis" else f"{name.removeprefix('genesis.')}."
+    shown = examples.examples()
     names = sorted(getattr(module, "__all__", ()), key=str.lower)
     values = [each for each in names if not callable(getattr(module, each))]
     lines = [f"# {name}", "", _markdown(module.__doc__), ""]
     for each in names:
         if each not in values:
             lines += _entry(each, getattr(module, each))
+            lines += _example(shown.get(f"{prefix}{each}"))
     if values:
         lines += ["## Modules and values", "", ", ".join(f"`{each}`" for each in values), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -190,6 +197,11 @@ def _entry(name: str, value: Any) -> Iterator[str]:
         for key, function in shown.items():
             yield f"- `{key}{_signature(function)}`: {_first_sentence(function.__doc__)}"
         yield ""
+
+
+def _example(example: tuple[str, str] | None) -> list[str]:
+    """The code block of an example of docs/examples.txt."""
+    return ["```python", f">>> {example[0]}", *example[1].splitlines(), "```", ""] if example else []
 
 
 def _markdown(doc: str | None) -> str:
@@ -238,6 +250,7 @@ def _sentence(text: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration_page,
     "configs/chats.jsonl": chats_page,
+    "docs/examples.txt": examples.page,
 }
 
 
