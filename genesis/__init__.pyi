@@ -639,10 +639,26 @@ def addcmul(
 ) -> Tensor:
     """Return x + value·tensor1·tensor2."""
 
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
+def addmm(
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: builtins.float = 1,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
 
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
+def addmv(
+    input: Tensor,
+    mat: Tensor,
+    vec: Tensor,
+    *,
+    beta: builtins.float = 1,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return beta·x + alpha·(mat @ vec); x broadcasts."""
 
 def addr(
@@ -703,6 +719,8 @@ def arange(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return start, start + step, … up to but excluding end, for arange([start,] end[, step])."""
 
@@ -748,14 +766,23 @@ def arctanh_(input: Tensor) -> Tensor:
 def are_deterministic_algorithms_enabled() -> builtins.bool:
     """Return what `use_deterministic_algorithms` recorded."""
 
-def argmax(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
+def argmax(
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
 
-def argmin(input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False) -> Tensor:
+def argmin(
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
+) -> Tensor:
     """Return the position of the smallest element (the first of equals) along `dim` or in the flattened tensor."""
 
 def argsort(
-    input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
+    input: Tensor,
+    dim: builtins.int = -1,
+    descending: builtins.bool = False,
+    stable: builtins.bool = True,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return the indices of `sort`."""
 
@@ -788,7 +815,7 @@ def asarray(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     copy: builtins.bool | None = None,
-    requires_grad: builtins.bool = False,
+    requires_grad: builtins.bool | None = None,
 ) -> Tensor:
     """Return data as a tensor: with `copy` always a copy, with False never one, otherwise if needed."""
 
@@ -829,12 +856,20 @@ def atleast_3d(*tensors: Any) -> Any:
     """Return a tensor, or a tuple of tensors, with at least 3 dimensions."""
 
 def baddbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: builtins.float = 1,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return beta·x + alpha·(batch1 @ batch2); x broadcasts."""
 
-def bernoulli(input: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Return 1 with the probabilities in x, else 0."""
+def bernoulli(
+    input: Tensor, p: builtins.float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Return 1 with the probabilities in x, or with probability `p` for each element, else 0."""
 
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Σ_ij x1_i·weight_oij·x2_j + bias_o for inputs `[…, in1]` and `[…, in2]` and weight `[out, in1, in2]`."""
@@ -876,8 +911,8 @@ def broadcast_shapes(*shapes: Any) -> Any:
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Return views of the tensors in their common shape."""
 
-def broadcast_to(input: Tensor, shape: Sequence[builtins.int]) -> Tensor:
-    """Return x expanded to `shape`."""
+def broadcast_to(input: Tensor, *size: Sizes) -> Tensor:
+    """Return x expanded to `size`."""
 
 def bucketize(
     input: Any,
@@ -916,7 +951,7 @@ def celu(input: Tensor, alpha: builtins.float = 1.0, inplace: builtins.bool = Fa
 def celu_(input: Tensor, alpha: builtins.float = 1.0) -> Tensor:
     """Compute `celu` in place."""
 
-def chain_matmul(*matrices: Tensor) -> Tensor:
+def chain_matmul(*matrices: Tensor, out: Tensor | None = None) -> Tensor:
     """Return the product of matrices; see `linalg.multi_dot`."""
 
 def cholesky(A: Tensor, upper: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
@@ -1033,8 +1068,8 @@ def cosh_(input: Tensor) -> Tensor:
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: builtins.int = 1, eps: builtins.float = 1e-08) -> Tensor:
     """x1·x2 / (max(‖x1‖, eps)·max(‖x2‖, eps)) over `dim`; the operands broadcast."""
 
-def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
-    """Return how many elements over `dim` are not 0, as int64."""
+def count_nonzero(input: Tensor, *dim: builtins.int | Sequence[builtins.int]) -> Tensor:
+    """Return how many elements over `dim` (default: all) are not 0, as int64."""
 
 def cov(
     input: Tensor, *, correction: builtins.int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None
@@ -1139,7 +1174,7 @@ def dropout(
     """Return x with elements set to 0 with probability `p` and the others divided by 1 - p; x itself if not
     training."""
 
-def dsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+def dsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
     """Compute `tensor_split` along dimension 2, into equal sections."""
 
 def dstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
@@ -1149,12 +1184,22 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
     """Return products of elements, summed over labels, as the equation says: `"bij,bjk->bik"`."""
 
 def empty(
-    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    *size: Sizes,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
 
 def empty_like(
-    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    input: Tensor,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
 
@@ -1165,6 +1210,7 @@ def empty_strided(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor with undefined contents and the given strides, in elements."""
 
@@ -1201,7 +1247,7 @@ def exp2_(input: Tensor) -> Tensor:
 def exp_(input: Tensor) -> Tensor:
     """Compute `exp` in place."""
 
-def expand(input: Tensor, *sizes: Sizes) -> Tensor:
+def expand(input: Tensor, *sizes: Sizes, implicit: builtins.bool = False) -> Tensor:
     """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
 
 def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1217,6 +1263,8 @@ def eye(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
 
@@ -1249,8 +1297,10 @@ def fliplr(input: Tensor) -> Tensor:
 def flipud(input: Tensor) -> Tensor:
     """Return x with dimension 0 reversed."""
 
-def float_power(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
-    """Return x^y in float64."""
+def float_power(
+    input: Tensor | builtins.float, exponent: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
+    """Return x^exponent in float64."""
 
 def floor(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """x rounded down."""
@@ -1291,6 +1341,8 @@ def full(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor filled with `fill_value`, whose type determines the default dtype: float32, int64 or
     bool."""
@@ -1302,10 +1354,13 @@ def full_like(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor filled with `fill_value`, with x's shape, dtype and device by default."""
 
-def gather(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
+def gather(
+    input: Tensor, dim: builtins.int, index: Tensor, *, sparse_grad: builtins.bool = False, out: Tensor | None = None
+) -> Tensor:
     """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
 
 def gcd(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1381,7 +1436,7 @@ def histc(
     """Return the counts of elements in `bins` equal intervals from `min` to `max`; both 0 mean the data's
     range."""
 
-def hsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+def hsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
     """Compute `tensor_split` along dimension 1, into equal sections."""
 
 def hstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
@@ -1390,11 +1445,19 @@ def hstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
 def hypot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return √(x² + y²), computed in float64."""
 
-def index_add(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, alpha: builtins.float = 1) -> Tensor:
+def index_add(
+    input: Tensor,
+    dim: builtins.int,
+    index: Tensor,
+    source: Tensor,
+    *,
+    alpha: builtins.float = 1,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices
     accumulate."""
 
-def index_copy(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor) -> Tensor:
+def index_copy(input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones
     wins."""
 
@@ -1411,12 +1474,19 @@ def index_put(
     dimensions."""
 
 def index_reduce(
-    input: Tensor, dim: builtins.int, index: Tensor, source: Tensor, reduce: str, *, include_self: builtins.bool = True
+    input: Tensor,
+    dim: builtins.int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: builtins.bool = True,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return x with slices of `source` reduced into the slices `index` of `dim`: "prod", "mean", "amax" or
     "amin"."""
 
-def index_select(input: Tensor, dim: builtins.int, index: Tensor) -> Tensor:
+def index_select(input: Tensor, dim: builtins.int, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return a copy of the slices `index` (a vector) along dimension `dim`."""
 
 def initial_seed() -> builtins.int:
@@ -1564,6 +1634,8 @@ def linspace(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to end, both included."""
 
@@ -1591,7 +1663,7 @@ def log2_(input: Tensor) -> Tensor:
 def log_(input: Tensor) -> Tensor:
     """Compute `log` in place."""
 
-def log_softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
+def log_softmax(input: Tensor, dim: builtins.int, dtype: DTypeLike = None, *, out: Tensor | None = None) -> Tensor:
     """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
 
 def logaddexp(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1634,6 +1706,7 @@ def logspace(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return `base` to the power of `steps` evenly spaced values from start to end."""
 
@@ -1667,7 +1740,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Tensor | builtins.float) -> 
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Compute `masked_scatter_` on a copy of x, broadcast to the mask's shape."""
 
-def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+def masked_select(input: Tensor, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
 
 def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -1686,6 +1759,7 @@ def max(
     keepdim: builtins.bool = False,
     *,
     other: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Any:
     """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of
     each."""
@@ -1704,11 +1778,7 @@ def mean(
     """Return Σ x / n over `dim` (default: all); `dtype` casts x first."""
 
 def median(
-    input: Tensor,
-    dim: builtins.int | None = None,
-    keepdim: builtins.bool = False,
-    *,
-    out: Sequence[Tensor] | None = None,
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Any:
     """Return the lower median of all elements, or (values, indices) along `dim`; NaN if there is one."""
 
@@ -1722,6 +1792,7 @@ def min(
     keepdim: builtins.bool = False,
     *,
     other: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Any:
     """Return the smallest element, with `dim` (values, indices) along it, with a second tensor the smaller of
     each."""
@@ -1754,7 +1825,12 @@ def mul(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: 
     """x·y."""
 
 def multinomial(
-    input: Tensor, num_samples: builtins.int, replacement: builtins.bool = False, *, generator: Generator | None = None
+    input: Tensor,
+    num_samples: builtins.int,
+    replacement: builtins.bool = False,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return `num_samples` categories for each row of weights x, `[n]` or `[rows, n]`, as int64."""
 
@@ -1796,11 +1872,7 @@ def nanmean(
     """Return the mean over `dim` of the elements that are not NaN."""
 
 def nanmedian(
-    input: Tensor,
-    dim: builtins.int | None = None,
-    keepdim: builtins.bool = False,
-    *,
-    out: Sequence[Tensor] | None = None,
+    input: Tensor, dim: builtins.int | None = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
 ) -> Any:
     """Return the lower median of the elements that are not NaN; see `median`."""
 
@@ -1828,7 +1900,9 @@ def nansum(
 def narrow(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
     """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
 
-def narrow_copy(input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int) -> Tensor:
+def narrow_copy(
+    input: Tensor, dim: builtins.int, start: builtins.int, length: builtins.int, *, out: Tensor | None = None
+) -> Tensor:
     """Return a copy of `narrow`."""
 
 def ne(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
@@ -1846,31 +1920,34 @@ def negative(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def negative_(input: Tensor) -> Tensor:
     """Compute `neg` in place."""
 
-def nonzero(input: Tensor, as_tuple: builtins.bool = False) -> Any:
+def nonzero(input: Tensor, as_tuple: builtins.bool = False, *, out: Tensor | None = None) -> Any:
     """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
 
 def norm(
     input: Tensor,
-    p: builtins.float | str | None = 2.0,
+    p: builtins.float | str | None = "fro",
     dim: Dims = None,
     keepdim: builtins.bool = False,
-    *,
     dtype: DTypeLike = None,
+    *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all)."""
 
 def normal(
-    mean: builtins.float,
-    std: builtins.float,
-    size: Sizes,
+    mean: Tensor | builtins.float = 0.0,
+    std: Tensor | builtins.float = 1.0,
+    size: Sizes | None = None,
     *,
     generator: Generator | None = None,
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
-    """Return normal values with the given mean and standard deviation, of shape `size`."""
+    """Return normal values with the given mean and standard deviation, of shape `size`, or one for each of a
+    tensor."""
 
 def not_equal(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Whether x ≠ y."""
@@ -1879,12 +1956,22 @@ def numel(input: Tensor) -> builtins.int:
     """Return the number of elements of x."""
 
 def ones(
-    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    *size: Sizes,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor of ones, of the default dtype unless `dtype` is given."""
 
 def ones_like(
-    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    input: Tensor,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return ones with x's shape, dtype and device by default."""
 
@@ -1979,6 +2066,8 @@ def rand(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return uniform values in [0, 1), of shape `size`."""
 
@@ -1989,6 +2078,7 @@ def rand_like(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Compute `rand` with x's shape, dtype and device by default."""
 
@@ -1998,9 +2088,11 @@ def randint(
     size: Sizes | None = None,
     *,
     generator: Generator | None = None,
-    dtype: DTypeLike = ...,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return integers in [low, high), of shape `size`; `randint(high, size)` starts at 0."""
 
@@ -2012,6 +2104,8 @@ def randint_like(
     generator: Generator | None = None,
     dtype: DTypeLike = None,
     device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Compute `randint` with x's shape, dtype and device by default."""
 
@@ -2021,6 +2115,8 @@ def randn(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return standard normal values, of shape `size`."""
 
@@ -2031,13 +2127,21 @@ def randn_like(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Compute `randn` with x's shape, dtype and device by default."""
 
 def randperm(
-    n: builtins.int, *, generator: Generator | None = None, dtype: DTypeLike = ..., device: DeviceLike = None
+    n: builtins.int,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
-    """Return 0 … n-1 in random order."""
+    """Return 0 … n-1 in random order, as int64 unless `dtype` is given."""
 
 def range(
     start: builtins.float,
@@ -2048,6 +2152,7 @@ def range(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return start, start + step, … up to and including end, in the default dtype unless `dtype` is given."""
 
@@ -2076,8 +2181,8 @@ def reduce_amin(
 def reduce_any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
 
-def reduce_count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
-    """Return how many elements over `dim` are not 0, as int64."""
+def reduce_count_nonzero(input: Tensor, *dim: builtins.int | Sequence[builtins.int]) -> Tensor:
+    """Return how many elements over `dim` (default: all) are not 0, as int64."""
 
 def reduce_logsumexp(
     input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None
@@ -2102,11 +2207,11 @@ def reduce_min(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, 
 
 def reduce_norm(
     input: Tensor,
-    p: builtins.float | str | None = 2.0,
+    p: builtins.float | str | None = "fro",
     dim: Dims = None,
     keepdim: builtins.bool = False,
-    *,
     dtype: DTypeLike = None,
+    *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all)."""
@@ -2170,7 +2275,13 @@ def renorm(
 def repeat(input: Tensor, *sizes: Sizes) -> Tensor:
     """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
 
-def repeat_interleave(input: Tensor, repeats: Sizes | Tensor, dim: builtins.int | None = None) -> Tensor:
+def repeat_interleave(
+    input: Tensor,
+    repeats: Sizes | Tensor = (),
+    dim: builtins.int | None = None,
+    *,
+    output_size: builtins.int | None = None,
+) -> Tensor:
     """Return each element, or slice along `dim`, `repeats` times in a row; `repeats` is one number or one per
     slice."""
 
@@ -2202,10 +2313,11 @@ def roll(
 def rot90(input: Tensor, k: builtins.int = 1, dims: Sequence[builtins.int] = (0, 1)) -> Tensor:
     """Return x rotated `k` quarter turns in the plane of `dims`, from the first towards the second."""
 
-def round(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x rounded to the nearest integer, halves to the even one."""
+def round(input: Tensor, *, decimals: builtins.int = 0, out: Tensor | None = None) -> Tensor:
+    """Return x rounded to the nearest multiple of 10^-decimals, halves to the even one; integers stay
+    unchanged."""
 
-def round_(input: Tensor) -> Tensor:
+def round_(input: Tensor, *, decimals: builtins.int = 0) -> Tensor:
     """Compute `round` in place."""
 
 def row_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
@@ -2240,18 +2352,34 @@ def rsub(
     """Return other - alpha·x."""
 
 def scalar_tensor(
-    s: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    s: Any,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a number as a tensor without dimensions, in the default dtype unless `dtype` is given."""
 
-def scatter(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
+def scatter(
+    input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
     """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
 
-def scatter_add(input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float) -> Tensor:
+def scatter_add(
+    input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
     """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
 
 def scatter_reduce(
-    input: Tensor, dim: builtins.int, index: Tensor, src: Tensor, reduce: str, *, include_self: builtins.bool = True
+    input: Tensor,
+    dim: builtins.int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: builtins.bool = True,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return x with src[i, j] reduced into x[i, index[i, j]] (dim = 1): "sum", "prod", "mean", "amax" or
     "amin"."""
@@ -2358,17 +2486,24 @@ def slice_scatter(
     start: builtins.int | None = None,
     end: builtins.int | None = None,
     step: builtins.int = 1,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return a copy of x with `src` in start:end:step of `dim`."""
 
 def slogdet(A: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return the signs of determinants and the logarithms of their sizes."""
 
-def softmax(input: Tensor, dim: builtins.int, *, dtype: DTypeLike = None) -> Tensor:
+def softmax(input: Tensor, dim: builtins.int, dtype: DTypeLike = None, *, out: Tensor | None = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
 
 def sort(
-    input: Tensor, dim: builtins.int | None = None, descending: builtins.bool = False, stable: builtins.bool = True
+    input: Tensor,
+    dim: builtins.int = -1,
+    descending: builtins.bool = False,
+    stable: builtins.bool = True,
+    *,
+    out: Sequence[Tensor] | None = None,
 ) -> ValuesAndIndices:
     """Return x sorted along `dim` (default: the last), and the original position of each element."""
 
@@ -2392,7 +2527,7 @@ def square(input: Tensor, *, out: Tensor | None = None) -> Tensor:
 def square_(input: Tensor) -> Tensor:
     """Compute `square` in place."""
 
-def squeeze(input: Tensor, dim: builtins.int | Sequence[builtins.int] | None = None) -> Tensor:
+def squeeze(input: Tensor, *dim: builtins.int | Sequence[builtins.int]) -> Tensor:
     """Return x without its dimensions of size 1: all of them, or those in `dim`."""
 
 def stack(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -2472,7 +2607,9 @@ def t(input: Tensor) -> Tensor:
 def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the elements of the flattened x at `index`, in its shape."""
 
-def take_along_dim(input: Tensor, indices: Tensor, dim: builtins.int | None = None) -> Tensor:
+def take_along_dim(
+    input: Tensor, indices: Tensor, dim: builtins.int | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
 
 def tan(input: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -2488,7 +2625,12 @@ def tanh_(input: Tensor) -> Tensor:
     """Compute `tanh` in place."""
 
 def tensor(
-    data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    data: Any,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
 
@@ -2519,9 +2661,11 @@ def tile(input: Tensor, *dims: Sizes) -> Tensor:
 def topk(
     input: Tensor,
     k: builtins.int,
-    dim: builtins.int | None = None,
+    dim: builtins.int = -1,
     largest: builtins.bool = True,
     sorted: builtins.bool = True,
+    *,
+    out: Sequence[Tensor] | None = None,
 ) -> ValuesAndIndices:
     """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions."""
 
@@ -2552,19 +2696,33 @@ def triangular_solve(
 ) -> tuple[Tensor, ...]:
     """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
 
-def tril(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
+def tril(input: Tensor, diagonal: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
 
 def tril_indices(
-    row: builtins.int, col: builtins.int, offset: builtins.int = 0, *, dtype: DTypeLike = ..., device: DeviceLike = None
+    row: builtins.int,
+    col: builtins.int,
+    offset: builtins.int = 0,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return rows and columns `[2, n]` of the lower triangle of a matrix, up to diagonal `offset`."""
 
-def triu(input: Tensor, diagonal: builtins.int = 0) -> Tensor:
+def triu(input: Tensor, diagonal: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
 
 def triu_indices(
-    row: builtins.int, col: builtins.int, offset: builtins.int = 0, *, dtype: DTypeLike = ..., device: DeviceLike = None
+    row: builtins.int,
+    col: builtins.int,
+    offset: builtins.int = 0,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return rows and columns `[2, n]` of the upper triangle of a matrix, up to diagonal `offset`."""
 
@@ -2597,8 +2755,10 @@ def unique(
     sorted: builtins.bool = True,
     return_inverse: builtins.bool = False,
     return_counts: builtins.bool = False,
+    dim: builtins.int | None = None,
 ) -> Any:
-    """Return the distinct values of the flattened x, sorted; reading their count blocks once."""
+    """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks
+    once."""
 
 def unique_consecutive(
     input: Tensor,
@@ -2652,13 +2812,15 @@ def var_mean(
 def vdot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the dot product of two vectors."""
 
-def vsplit(input: Tensor, indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
+def vsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
     """Compute `tensor_split` along dimension 0, into equal sections."""
 
 def vstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """Return tensors joined along dimension 0; vectors count as rows."""
 
-def where(condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float) -> Tensor:
+def where(
+    condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
+) -> Tensor:
     """Return x where `condition` (bool) is true, else y."""
 
 def xlogy(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
@@ -2671,11 +2833,21 @@ def zero_(input: Tensor) -> Tensor:
     """Set every element to 0."""
 
 def zeros(
-    *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    *size: Sizes,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return a tensor of zeros, of the default dtype unless `dtype` is given."""
 
 def zeros_like(
-    input: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: builtins.bool = False
+    input: Tensor,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    pin_memory: builtins.bool = False,
 ) -> Tensor:
     """Return zeros with x's shape, dtype and device by default."""

@@ -172,9 +172,12 @@ class Tensor(Methods, TensorBase, concrete=True):
     def tolist(self) -> Any:
         return self.array.numpy().tolist()
 
-    def numpy(self) -> np.ndarray:
-        """Return the values as numpy; on the CPU memory is shared. Raises GradientError if it requires a gradient."""
-        if self.requires_grad:
+    def numpy(self, *, force: builtins.bool = False) -> np.ndarray:
+        """Return the values as numpy; on the CPU memory is shared. Raises GradientError if it requires a gradient.
+
+        `force` detaches a tensor that requires a gradient.
+        """
+        if self.requires_grad and not force:
             raise GradientError("numpy() does not take a tensor that requires a gradient", next="use .detach().numpy()")
         return self.array.numpy()
 
@@ -408,21 +411,21 @@ class Tensor(Methods, TensorBase, concrete=True):
     def cpu(self) -> Tensor:
         return self.to(device="cpu")
 
-    def cuda(self, index: builtins.int | None = None, non_blocking: builtins.bool = False) -> Tensor:
-        device = "cuda" if index is None else f"cuda:{index}"
+    def cuda(self, device: Any = None, non_blocking: builtins.bool = False) -> Tensor:
+        device = "cuda" if device is None else f"cuda:{device}" if isinstance(device, builtins.int) else device
         return self.to(device=device, non_blocking=non_blocking)
 
     @property
     def is_cuda(self) -> builtins.bool:
         return self.device.type == "cuda"
 
-    def is_pinned(self) -> builtins.bool:
-        """Whether the tensor is in pinned host memory; see `pin_memory`."""
+    def is_pinned(self, device: Any = None) -> builtins.bool:
+        """Whether the tensor is in pinned host memory, which serves every device; see `pin_memory`."""
         return _transfer.is_pinned(self.array)
 
-    def record_stream(self, stream: Any) -> None:
-        """Mark the memory as used by `stream`: it is not reused before the work queued there is done."""
-        _transfer.record_stream(self.array, stream.handle)
+    def record_stream(self, s: Any) -> None:
+        """Mark the memory as used by stream `s`: it is not reused before the work queued there is done."""
+        _transfer.record_stream(self.array, s.handle)
 
     def where(self, condition: Tensor, other: Any) -> Tensor:
         """Return self where `condition` is true, else `other`."""

@@ -121,16 +121,16 @@ def current_device() -> int:
     return current_cuda.index
 
 
-def set_device(which: AnyDevice) -> None:
+def set_device(device: AnyDevice) -> None:
     """Make "cuda" refer to another device in this thread; `device` does this for a block."""
-    current_cuda.index = find_backend(which).device.index
+    current_cuda.index = find_backend(device).device.index
 
 
 class device:  # noqa: N801  torch's name
     """`with genesis.cuda.device(1):` makes "cuda" refer to that device inside the block, in this thread."""
 
-    def __init__(self, which: AnyDevice) -> None:
-        self.index = find_backend(which).device.index
+    def __init__(self, device: AnyDevice) -> None:
+        self.index = find_backend(device).device.index
         self._before: list[int] = []
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class device:  # noqa: N801  torch's name
         current_cuda.index = self._before.pop()
 
 
-def get_device_properties(which: AnyDevice = None) -> Properties:
+def get_device_properties(device: AnyDevice = None) -> Properties:
     """The name, compute capability, memory, SMs, shared memory and L2 cache of a device.
 
     torch's names also work: `total_memory` in bytes, `multi_processor_count`, `major` and `minor`.
@@ -152,17 +152,17 @@ def get_device_properties(which: AnyDevice = None) -> Properties:
     Raises:
         DeviceError: the device does not exist.
     """
-    return find_backend(which).driver.properties
+    return find_backend(device).driver.properties
 
 
-def get_device_name(which: AnyDevice = None) -> str:
+def get_device_name(device: AnyDevice = None) -> str:
     """The device's name, such as "NVIDIA H200"."""
-    return get_device_properties(which).name
+    return get_device_properties(device).name
 
 
-def get_device_capability(which: AnyDevice = None) -> tuple[int, int]:
+def get_device_capability(device: AnyDevice = None) -> tuple[int, int]:
     """The compute capability, as (major, minor)."""
-    return get_device_properties(which).capability
+    return get_device_properties(device).capability
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
@@ -260,21 +260,21 @@ def set_rng_state_all(new_states: list[Any]) -> None:
         set_rng_state(each)
 
 
-def synchronize(which: AnyDevice = None) -> None:
+def synchronize(device: AnyDevice = None) -> None:
     """Wait until all work of a device is done.
     Raises DeviceError if a kernel failed or a graph is being captured, and IndexRangeError if a kernel got a bad index.
     """
-    backend = find_backend(which)
+    backend = find_backend(device)
     backend.refuse_in_capture("the device was waited for")
     backend.driver.synchronize()
     check_faults(backend.device)
 
 
-def check_supported(which: AnyDevice = None) -> str:
+def check_supported(device: AnyDevice = None) -> str:
     """A short description of the device for users.
     Raises DeviceError if the device does not exist, or is older than the kernels support.
     """
-    backend = find_backend(which)
+    backend = find_backend(device)
     name, capability, memory, *_ = backend.driver.properties
     if capability < MIN_CAPABILITY:
         raise DeviceError(

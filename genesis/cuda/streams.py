@@ -124,15 +124,15 @@ class Event:
             self._backend.refuse_in_capture("an event was waited for")
             self._backend.driver.synchronize_event(self._handle)
 
-    def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to `end`; both must have happened.
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this event to `end_event`; both must have happened.
         Raises UsageError if one of them was created without timing or was never recorded.
         """
-        if self._backend is None or end._backend is None or not (self.enable_timing and end.enable_timing):
+        if self._backend is None or end_event._backend is None or not (self.enable_timing and end_event.enable_timing):
             raise UsageError(
                 "elapsed_time needs two recorded events with timing", next="Event(enable_timing=True), then record()"
             )
-        return self._backend.driver.elapsed(self._handle, end._handle) * 1e3
+        return self._backend.driver.elapsed(self._handle, end_event._handle) * 1e3
 
     def __del__(self) -> None:
         if getattr(self, "_backend", None) is None or sys.is_finalizing():
@@ -160,7 +160,7 @@ def set_stream(stream: Stream) -> None:
 _NEW: Any = object()
 
 
-def stream(chosen: Stream | None = _NEW) -> AbstractContextManager[Any]:
+def stream(stream: Stream | None = _NEW) -> AbstractContextManager[Any]:
     """`with genesis.cuda.stream(s):` launches on `s` inside the block; with None it does nothing.
 
     `with genesis.cuda.stream() as s:` creates a stream of the current device. It waits for the work before the block,
@@ -169,9 +169,9 @@ def stream(chosen: Stream | None = _NEW) -> AbstractContextManager[Any]:
 
     The stream changes for the whole process, not only for this thread.
     """
-    if chosen is _NEW:
+    if stream is _NEW:
         return _in_new_stream()
-    return nullcontext() if chosen is None else _on(chosen)
+    return nullcontext() if stream is None else _on(stream)
 
 
 @contextmanager

@@ -129,12 +129,12 @@ def _split_at(name: str, x: Any, cuts: Any, dim: int) -> tuple[Any, ...]:
 
 
 def _splitter(name: str, least: int, dim: int) -> Any:
-    def function(x: Tensor, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
+    def function(x: Tensor, *indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
+        cuts: Any = indices_or_sections[0] if len(indices_or_sections) == 1 else indices_or_sections
         ndim = array_of(x, name).ndim
         if ndim < least:
             raise ShapeError(f"{name} needs at least {least} dimensions, got shape {x.array.shape}")
         at = 0 if name == "hsplit" and ndim == 1 else dim
-        cuts = indices_or_sections
         if isinstance(cuts, int) and (cuts < 1 or x.array.shape[at] % cuts):
             raise ShapeError(f"{name}: {x.array.shape[at]} elements are not {cuts} equal sections", next="tensor_split")
         return _split_at(name, x, cuts, at)
@@ -286,17 +286,26 @@ def block_diag(*tensors: Tensor) -> Tensor:
 
 
 def _triangle(name: str, keeps: Any, sense: str) -> Any:
-    def indices(row: int, col: int, offset: int = 0, *, dtype: DTypeLike = int64, device: DeviceLike = None) -> Tensor:
+    def indices(
+        row: int,
+        col: int,
+        offset: int = 0,
+        *,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+    ) -> Tensor:
         if row < 0 or col < 0:
             raise ShapeError(f"{name}: {row} rows and {col} columns", next="pass sizes of at least 0")
         i, j = arange(row, device=device), arange(col, device=device)
         inside = keeps(sub(unsqueeze(j, 0), unsqueeze(i, 1)) if row and col else zeros(row, col), offset)
         found = transpose(nonzero(inside), 0, 1)
-        return clone(found).to(as_dtype(dtype))
+        found = clone(found).to(int64 if dtype is None else as_dtype(dtype))
+        return found.requires_grad_() if requires_grad else found
 
     indices.__name__ = name
     indices.__doc__ = f"Return rows and columns `[2, n]` of the {sense} triangle of a matrix, up to diagonal `offset`."
-    return public(method=False)(indices)
+    return public(method=False, pin_memory=True)(indices)
 
 
 tril_indices = _triangle("tril_indices", pw.le, "lower")
@@ -434,7 +443,7 @@ def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     return _scattered(x, src, lambda v: select(v, dim, index), "select_scatter")
 
 
-@public
+@public(out=True)
 def slice_scatter(
     x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -462,7 +471,7 @@ def as_strided_scatter(
     return _scattered(x, src, lambda v: as_strided(v, size, stride, storage_offset), "as_strided_scatter")
 
 
-@public
+@public(out=True)
 def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a copy of `narrow`."""
     return clone(narrow(x, dim, start, length))

@@ -54,7 +54,7 @@ def _values(data: Any) -> tuple[np.ndarray, DType]:
     return values, as_dtype(values.dtype)
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array.
 
@@ -115,19 +115,19 @@ def _filled(shape: Shape, value: Any, dtype: Any, device: Any, requires_grad: bo
     return _wrap(array, requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def zeros(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor of zeros, of the default dtype unless `dtype` is given."""
     return _filled(sizes_of(size, "zeros"), 0, dtype, device, requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def ones(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor of ones, of the default dtype unless `dtype` is given."""
     return _filled(sizes_of(size, "ones"), 1, dtype, device, requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def full(
     size: Sizes, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
@@ -137,7 +137,7 @@ def full(
     return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
     shape = sizes_of(size, "empty")
@@ -147,7 +147,7 @@ def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requ
     return _wrap(arrays.empty(shape, chosen, as_device(device)), requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def eye(
     n: int, m: int | None = None, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
@@ -159,7 +159,7 @@ def eye(
     return _wrap(a, requires_grad)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def arange(
     *bounds: Any,
     start: Any = None,
@@ -205,7 +205,7 @@ def _bounds(bounds: tuple[Any, ...], start: Any, end: Any, step: Any) -> tuple[A
     return start, end, step
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def linspace(
     start: float,
     end: float,
@@ -230,7 +230,7 @@ def kind_and_place(x: Any, name: str, dtype: Any, device: Any) -> tuple[DType, D
     return a.dtype if dtype is None else as_dtype(dtype), a.device if device is None else as_device(device)
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def full_like(
     x: Tensor, fill_value: float, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
@@ -242,19 +242,19 @@ def full_like(
     return _wrap(array, requires_grad)
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def zeros_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return zeros with x's shape, dtype and device by default."""
     return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def ones_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return ones with x's shape, dtype and device by default."""
     return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def empty_like(x: Tensor, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "empty_like", dtype, device)
@@ -272,13 +272,13 @@ def _new(make: Callable[..., Any], what: str) -> Callable[..., Any]:
 
     method.__name__ = method.__qualname__ = f"new_{make.__name__}"
     method.__doc__ = f"Return a tensor of {what} in the given shape, with x's dtype and device by default."
-    return public(function=False)(method)
+    return public(function=False, pin_memory=True)(method)
 
 
 new_zeros, new_ones, new_empty = _new(zeros, "zeros"), _new(ones, "ones"), _new(empty, "undefined contents")
 
 
-@public(function=False)
+@public(function=False, pin_memory=True)
 def new_full(
     x: Tensor,
     size: Sizes,
@@ -293,7 +293,7 @@ def new_full(
     return full(size, fill_value, dtype=kind, device=place, requires_grad=requires_grad)
 
 
-@public(function=False)
+@public(function=False, pin_memory=True)
 def new_tensor(
     x: Tensor, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
 ) -> Tensor:
@@ -353,7 +353,7 @@ def to(
 
 
 @public(function=False)
-def pin_memory(x: Tensor, device: DeviceLike = "cuda") -> Tensor:
+def pin_memory(x: Tensor, device: DeviceLike = None) -> Tensor:
     """Return a copy in pinned host memory, or x itself if it is pinned. See `to(non_blocking=True)`.
 
     Raises:
@@ -364,6 +364,6 @@ def pin_memory(x: Tensor, device: DeviceLike = "cuda") -> Tensor:
         raise DeviceError(f"pin_memory needs a tensor on the CPU, got one on {a.device}", next="call .cpu() first")
     if is_pinned(a):
         return x
-    pinned = pinned_empty(a.shape, a.dtype, as_device(device))
+    pinned = pinned_empty(a.shape, a.dtype, as_device("cuda" if device is None else device))
     elementwise.copy(a, out=pinned)
     return _wrap(pinned)

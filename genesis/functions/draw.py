@@ -95,7 +95,7 @@ def poisson(x: Tensor, generator: Generator | None = None) -> Tensor:
 # --- Creation ---------------------------------------------------------------------------------------------------------
 
 
-@public(method=False, out=True)
+@public(method=False, out=True, pin_memory=True)
 def logspace(
     start: float,
     end: float,
@@ -112,7 +112,7 @@ def logspace(
     return values.requires_grad_() if requires_grad else values
 
 
-@public(method=False, out=True)
+@public(method=False, out=True, pin_memory=True)
 def range(
     start: float,
     end: float | None = None,
@@ -132,7 +132,7 @@ def range(
     return values.requires_grad_() if requires_grad else values
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def scalar_tensor(s: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a number as a tensor without dimensions, in the default dtype unless `dtype` is given."""
     return tensor(s, dtype=default_dtype() if dtype is None else dtype, device=device, requires_grad=requires_grad)
@@ -145,7 +145,7 @@ def asarray(
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     copy: bool | None = None,
-    requires_grad: bool = False,
+    requires_grad: bool | None = None,
 ) -> Tensor:
     """Return data as a tensor: with `copy` always a copy, with False never one, otherwise if needed."""
     found = as_tensor(obj, dtype=dtype, device=device)
@@ -153,12 +153,12 @@ def asarray(
         found = to(found, copy=True) if found is obj or not isinstance(obj, (int, float, list, tuple)) else found
     elif copy is False and (isinstance(obj, (int, float, list, tuple)) or (found is not obj and hasattr(obj, "array"))):
         raise UsageError("asarray cannot avoid a copy of these data", next="leave copy out")
-    if requires_grad or (isinstance(obj, TensorBase) and obj.requires_grad and not requires_grad):
+    if requires_grad or (isinstance(obj, TensorBase) and obj.requires_grad and requires_grad is not None):
         found = found.detach().requires_grad_(requires_grad)
     return found
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def empty_strided(
     size: Sizes,
     stride: Sizes,
@@ -176,7 +176,7 @@ def empty_strided(
     return wrap(memory.array.view(shape, strides), requires_grad)
 
 
-@public(function=False)
+@public(function=False, pin_memory=True)
 def new_empty_strided(
     x: Tensor,
     size: Sizes,

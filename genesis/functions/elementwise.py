@@ -154,7 +154,7 @@ def lerp_(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     return apply_(ops.lerp, x, x, as_operand(end, "lerp_"), as_operand(weight, "lerp_"))
 
 
-@public(method=False)
+@public(method=False, out=True)
 def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
     """Return x where `condition` (bool) is true, else y."""
     condition, x, y = check_operands("where", condition, x, y)

@@ -227,14 +227,14 @@ def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, 
     return dim, index
 
 
-@public
+@public(out=True)
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return a copy of the slices `index` (a vector) along dimension `dim`."""
     dim = _vector("index_select", x, dim, index)
     return apply(ops.index_get, x, reshape(index, -1) if not index.array.shape else index, dims=(dim,))
 
 
-@public
+@public(out=True)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices accumulate."""
     dim, index = _slices("index_add", x, dim, index, source)
@@ -252,7 +252,7 @@ def _times(source: Any, alpha: float) -> Any:
     return source if alpha == 1 else apply(elementwise.mul, source, alpha)
 
 
-@public
+@public(out=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones wins."""
     dim, index = _slices("index_copy", x, dim, index, source)
@@ -339,15 +339,18 @@ def _along(name: str, x: Any, dim: int, index: Any) -> tuple[Any, tuple[Any, ...
     return x, (*places[:dim], index, *places[dim + 1 :]), tuple(range(ndim))
 
 
-@public
-def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
+@public(out=True)
+def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`.
+
+    The gradient is dense, whatever `sparse_grad` is.
+    """
     source, places, dims = _along("gather", x, dim, index)
     gathered = apply(ops.index_get, source, *places, dims=dims)
     return gathered if gathered.array.shape == index.array.shape else reshape(gathered, index.array.shape)
 
 
-@public
+@public(out=True)
 def take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
     if dim is None:
@@ -389,7 +392,7 @@ def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool
     return scattered if scattered.array.shape == x.array.shape else reshape(scattered, x.array.shape)
 
 
-@public(keywords={"value": "src"})
+@public(keywords={"value": "src"}, out=True)
 def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
     return _scatter("scatter", x, dim, index, src)
@@ -401,7 +404,7 @@ def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     return _scatter("scatter_", x, dim, index, src)
 
 
-@public
+@public(out=True)
 def scatter_add(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
     """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
     return _scatter("scatter_add", x, dim, index, src, accumulate=True)
@@ -414,12 +417,26 @@ def scatter_add_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
 
 
 @public
-def repeat_interleave(x: Tensor, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
+def repeat_interleave(
+    x: Tensor, repeats: Sizes | Tensor = (), dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
     """Return each element, or slice along `dim`, `repeats` times in a row; `repeats` is one number or one per slice.
+
+    `repeat_interleave(repeats)` repeats the positions 0, 1, …. `output_size`, the length of the result, is checked.
 
     Raises:
         ShapeError: if the count of `repeats` is neither one nor the number of slices.
     """
+    if isinstance(repeats, tuple) and not repeats:
+        size, place = array_of(x, "repeat_interleave").size, x.array.device
+        x, repeats = apply(arange, start=0, step=1, count=size, dtype=int64, device=place), x
+    if output_size is not None:
+        result = repeat_interleave(x, repeats, dim)
+        if result.array.shape[0 if dim is None else dim] != output_size:
+            raise ShapeError(
+                f"repeat_interleave: the result has shape {result.array.shape}, not {output_size} along dim"
+            )
+        return result
     if dim is None:
         x, dim = flatten(x), 0
     shape = array_of(x, "repeat_interleave").shape
@@ -455,7 +472,7 @@ def _mask(name: str, mask: Any) -> Array:
     return array
 
 
-@public
+@public(out=True)
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
     shape = broadcast_shapes(array_of(x, "masked_select").shape, _mask("masked_select", mask).shape)

@@ -83,19 +83,19 @@ def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
     return elementwise.add(product, x if beta == 1 else pointwise.mul(x, beta))
 
 
-@public
+@public(out=True)
 def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
     return _scaled_sum(x, mm(mat1, mat2), beta, alpha)
 
 
-@public
+@public(out=True)
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta·x + alpha·(mat @ vec); x broadcasts."""
     return _scaled_sum(x, mv(mat, vec), beta, alpha)
 
 
-@public
+@public(out=True)
 def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta·x + alpha·(batch1 @ batch2); x broadcasts."""
     return _scaled_sum(x, bmm(batch1, batch2), beta, alpha)

@@ -17,7 +17,7 @@ from genesis.errors import DTypeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions.elementwise import _common_type as common_type
 from genesis.functions.elementwise import add, div, pow, sub, to_dtype, where
-from genesis.functions.surface import Operand, Tensor, array_of, check_operands, public
+from genesis.functions.surface import Operand, Tensor, array_of, check_operands, functions, methods, public
 from genesis.ops import elementwise as ops
 
 composed = public(out=True, in_place=True)
@@ -125,10 +125,25 @@ def ldexp(x: Tensor, other: Operand) -> Tensor:
     return pw.mul(x, pow(2.0, other) if isinstance(other, TensorBase) else 2.0**other)
 
 
+del functions["round"], methods["round"]  # those of the op, which have no decimals
+
+
+@public(out=True, in_place=True)
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """Return x rounded to the nearest multiple of 10^-decimals, halves to the even one; integers stay unchanged."""
+    if not decimals or not array_of(x, "round").dtype.is_floating_point:
+        if decimals:
+            raise DTypeError(f"round: {x.array.dtype} tensors take no decimals", next="cast with .to(...)")
+        return pw.round(x)
+    factor = 10.0 ** (decimals if decimals > 0 else -decimals)
+    return div(pw.round(pw.mul(x, factor)), factor) if decimals > 0 else pw.mul(pw.round(div(x, factor)), factor)
+
+
 @composed
-def float_power(x: Operand, y: Operand) -> Tensor:
-    """Return x^y in float64."""
-    return pow(*(to_dtype(v, float64) if isinstance(v, TensorBase) else v for v in check_operands("float_power", x, y)))
+def float_power(x: Operand, exponent: Operand) -> Tensor:
+    """Return x^exponent in float64."""
+    values = check_operands("float_power", x, exponent)
+    return pow(*(to_dtype(v, float64) if isinstance(v, TensorBase) else v for v in values))
 
 
 @public(out=True)

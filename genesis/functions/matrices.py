@@ -79,7 +79,11 @@ def _with_out(function: Any, name: str) -> Any:
 
 
 def matrix_function(
-    *, top: Sequence[str] = (), only_top: bool = False, method: bool = True, out: bool = True
+    *,
+    top: Sequence[str] = (),
+    only_top: bool = False,
+    method: bool = True,
+    out: bool = True,
 ) -> Callable[[Any], Any]:
     """Decorator: enter a function in `linalg` and, under the names `top`, in `genesis` and (`method`) in Tensor."""
 
@@ -87,8 +91,8 @@ def matrix_function(
         first = next(iter(inspect.signature(written).parameters))
         more = {word: first for word in ("input", "A", "self") if word != first and first != "x"}
         called = normalized(written, **more)
-        called.keywords = {}
         called = _with_out(called, written.__name__) if out else called
+        called.keywords = more
         if not only_top:
             linalg[written.__name__.removesuffix("_of")] = called
         functions.update(dict.fromkeys(top, called))

@@ -140,7 +140,7 @@ def vander(x: Tensor, N: int | None = None) -> Tensor:
     return stack(columns[:count], -1)
 
 
-@matrix_function(top=("chain_matmul",), only_top=True, method=False, out=False)
+@matrix_function(top=("chain_matmul",), only_top=True, method=False)
 def chain_matmul(*matrices: Tensor) -> Tensor:
     """Return the product of matrices; see `linalg.multi_dot`."""
     return matrices[0] if len(matrices) == 1 else multi_dot(matrices)

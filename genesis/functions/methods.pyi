@@ -48,11 +48,15 @@ class Methods:
         """Return x + value·tensor1·tensor2."""
     def addcmul_(self, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Self:
         """Compute `addcmul` in place."""
-    def addmm(self, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    def addmm(
+        self, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+    ) -> Tensor:
         """Return beta·x + alpha·(mat1 @ mat2); x broadcasts."""
     def addmm_(self, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Self:
         """Compute `addmm` in place."""
-    def addmv(self, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    def addmv(
+        self, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+    ) -> Tensor:
         """Return beta·x + alpha·(mat @ vec); x broadcasts."""
     def addmv_(self, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Self:
         """Compute `addmv` in place."""
@@ -106,11 +110,13 @@ class Methods:
         """The inverse of tanh."""
     def arctanh_(self) -> Self:
         """Compute `atanh` in place."""
-    def argmax(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    def argmax(self, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
-    def argmin(self, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    def argmin(self, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Return the position of the smallest element (the first of equals) along `dim` or in the flattened tensor."""
-    def argsort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> Tensor:
+    def argsort(
+        self, dim: int = -1, descending: bool = False, stable: bool = True, *, out: Tensor | None = None
+    ) -> Tensor:
         """Return the indices of `sort`."""
     def argwhere(self) -> Tensor:
         """Return indices `[n, ndim]` of the elements that are not 0."""
@@ -142,12 +148,16 @@ class Methods:
         """The inverse of tanh."""
     def atanh_(self) -> Self:
         """Compute `atanh` in place."""
-    def baddbmm(self, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    def baddbmm(
+        self, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
+    ) -> Tensor:
         """Return beta·x + alpha·(batch1 @ batch2); x broadcasts."""
     def baddbmm_(self, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Self:
         """Compute `baddbmm` in place."""
-    def bernoulli(self, *, generator: Generator | None = None) -> Tensor:
-        """Return 1 with the probabilities in x, else 0."""
+    def bernoulli(
+        self, p: float | None = None, *, generator: Generator | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Return 1 with the probabilities in x, or with probability `p` for each element, else 0."""
     def bernoulli_(self, p: Tensor | float = 0.5, *, generator: Generator | None = None) -> Self:
         """Overwrite x with 1 with probability `p` (a number, or a tensor that broadcasts to x), else 0."""
     def bincount(self, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -178,8 +188,8 @@ class Methods:
         """Compute `bitwise_xor` in place."""
     def bmm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x `[b, n, k]` @ y `[b, k, m]`, without broadcasting."""
-    def broadcast_to(self, shape: Sequence[int]) -> Tensor:
-        """Return x expanded to `shape`."""
+    def broadcast_to(self, *size: Sizes) -> Tensor:
+        """Return x expanded to `size`."""
     def cauchy_(self, median: float = 0, sigma: float = 1, *, generator: Generator | None = None) -> Self:
         """Overwrite x with Cauchy values."""
     def ceil(self, *, out: Tensor | None = None) -> Tensor:
@@ -234,8 +244,8 @@ class Methods:
         """The hyperbolic cosine."""
     def cosh_(self) -> Self:
         """Compute `cosh` in place."""
-    def count_nonzero(self, dim: Dims = None) -> Tensor:
-        """Return how many elements over `dim` are not 0, as int64."""
+    def count_nonzero(self, *dim: int | Sequence[int]) -> Tensor:
+        """Return how many elements over `dim` (default: all) are not 0, as int64."""
     def cov(self, *, correction: int = 1, fweights: Tensor | None = None, aweights: Tensor | None = None) -> Tensor:
         """Return the covariance matrix of variables (rows) from observations (columns), which may have weights."""
     def cross(self, other: Tensor, dim: int | None = None, *, out: Tensor | None = None) -> Tensor:
@@ -297,7 +307,7 @@ class Methods:
         """Compute `div` in place."""
     def dot(self, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the dot product of two vectors."""
-    def dsplit(self, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
+    def dsplit(self, *indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
         """Compute `tensor_split` along dimension 2, into equal sections."""
     def eq(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Whether x = y."""
@@ -325,7 +335,7 @@ class Methods:
         """Compute `exp2` in place."""
     def exp_(self) -> Self:
         """Compute `exp` in place."""
-    def expand(self, *sizes: Sizes) -> Tensor:
+    def expand(self, *sizes: Sizes, implicit: bool = False) -> Tensor:
         """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
     def expand_as(self, other: Tensor) -> Tensor:
         """Return x expanded to the shape of `other`."""
@@ -351,9 +361,9 @@ class Methods:
         """Return x with dimension 1 reversed."""
     def flipud(self) -> Tensor:
         """Return x with dimension 0 reversed."""
-    def float_power(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
-        """Return x^y in float64."""
-    def float_power_(self, other: Tensor | float) -> Self:
+    def float_power(self, exponent: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+        """Return x^exponent in float64."""
+    def float_power_(self, exponent: Tensor | float) -> Self:
         """Compute `float_power` in place."""
     def floor(self, *, out: Tensor | None = None) -> Tensor:
         """x rounded down."""
@@ -375,7 +385,7 @@ class Methods:
         """Return x - trunc(x)."""
     def frac_(self) -> Self:
         """Compute `frac` in place."""
-    def gather(self, dim: int, index: Tensor) -> Tensor:
+    def gather(self, dim: int, index: Tensor, *, sparse_grad: bool = False, out: Tensor | None = None) -> Tensor:
         """Return y with y[i, j, k] = x[i, index[i, j, k], k] for dim = 1; y has the shape of `index`."""
     def gcd(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the greatest common divisor of integers, by Euclid's algorithm; it blocks once a step."""
@@ -412,18 +422,20 @@ class Methods:
     def histc(self, bins: int = 100, min: float = 0, max: float = 0, *, out: Tensor | None = None) -> Tensor:
         """Return the counts of elements in `bins` equal intervals from `min` to `max`; both 0 mean the data's
         range."""
-    def hsplit(self, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
+    def hsplit(self, *indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
         """Compute `tensor_split` along dimension 1, into equal sections."""
     def hypot(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return √(x² + y²), computed in float64."""
     def hypot_(self, other: Tensor) -> Self:
         """Compute `hypot` in place."""
-    def index_add(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    def index_add(
+        self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, out: Tensor | None = None
+    ) -> Tensor:
         """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices
         accumulate."""
     def index_add_(self, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Self:
         """Compute `index_add` in place."""
-    def index_copy(self, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    def index_copy(self, dim: int, index: Tensor, source: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones
         wins."""
     def index_copy_(self, dim: int, index: Tensor, source: Tensor) -> Self:
@@ -438,13 +450,20 @@ class Methods:
     def index_put_(self, indices: Sequence[Tensor], values: Tensor | float, accumulate: bool = False) -> Self:
         """Compute `index_put` in place."""
     def index_reduce(
-        self, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+        self,
+        dim: int,
+        index: Tensor,
+        source: Tensor,
+        reduce: str,
+        *,
+        include_self: bool = True,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return x with slices of `source` reduced into the slices `index` of `dim`: "prod", "mean", "amax" or
         "amin"."""
     def index_reduce_(self, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True) -> Self:
         """Compute `index_reduce` in place."""
-    def index_select(self, dim: int, index: Tensor) -> Tensor:
+    def index_select(self, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of the slices `index` (a vector) along dimension `dim`."""
     def inner(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the sums of products over the last dimensions of x and y; a number scales the other."""
@@ -528,7 +547,7 @@ class Methods:
         """Compute `log` in place."""
     def log_normal_(self, mean: float = 1, std: float = 2, *, generator: Generator | None = None) -> Self:
         """Overwrite x with e to the power of normal values of `mean` and `std`."""
-    def log_softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+    def log_softmax(self, dim: int, dtype: DTypeLike = None, *, out: Tensor | None = None) -> Tensor:
         """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
     def logaddexp(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return log(e^x + e^y), without overflow."""
@@ -576,7 +595,7 @@ class Methods:
         """Compute `masked_scatter_` on a copy of x, broadcast to the mask's shape."""
     def masked_scatter_(self, mask: Tensor, source: Tensor) -> Self:
         """Overwrite the elements of x where `mask` (which broadcasts to x) is true with the elements of `source`."""
-    def masked_select(self, mask: Tensor) -> Tensor:
+    def masked_select(self, mask: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the elements where `mask` is true (both broadcast) as a vector, in row-major order."""
     def matmul(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x @ y: matrices in the last two dimensions, batches broadcast; a vector is a row (x) or a column
@@ -585,7 +604,14 @@ class Methods:
         """Return the matrix exponential, by scaling and squaring in float64; the host reads the largest norm."""
     def matrix_power(self, n: int, *, out: Tensor | None = None) -> Tensor:
         """Return the n-th power of square matrices; a negative n inverts them first."""
-    def max(self, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
+    def max(
+        self,
+        dim: int | Tensor | None = None,
+        keepdim: bool = False,
+        *,
+        other: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of
         each."""
     def maximum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
@@ -594,9 +620,16 @@ class Methods:
         self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
         """Return Σ x / n over `dim` (default: all); `dtype` casts x first."""
-    def median(self, dim: int | None = None, keepdim: bool = False, *, out: Sequence[Tensor] | None = None) -> Any:
+    def median(self, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Any:
         """Return the lower median of all elements, or (values, indices) along `dim`; NaN if there is one."""
-    def min(self, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
+    def min(
+        self,
+        dim: int | Tensor | None = None,
+        keepdim: bool = False,
+        *,
+        other: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Return the smallest element, with `dim` (values, indices) along it, with a second tensor the smaller of
         each."""
     def minimum(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
@@ -615,7 +648,14 @@ class Methods:
         """x·y."""
     def mul_(self, other: Tensor | float) -> Self:
         """Compute `mul` in place."""
-    def multinomial(self, num_samples: int, replacement: bool = False, *, generator: Generator | None = None) -> Tensor:
+    def multinomial(
+        self,
+        num_samples: int,
+        replacement: bool = False,
+        *,
+        generator: Generator | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Return `num_samples` categories for each row of weights x, `[n]` or `[rows, n]`, as int64."""
     def multiply(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """x·y."""
@@ -642,7 +682,7 @@ class Methods:
         self, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None, out: Tensor | None = None
     ) -> Tensor:
         """Return the mean over `dim` of the elements that are not NaN."""
-    def nanmedian(self, dim: int | None = None, keepdim: bool = False, *, out: Sequence[Tensor] | None = None) -> Any:
+    def nanmedian(self, dim: int | None = None, keepdim: bool = False, *, out: Tensor | None = None) -> Any:
         """Return the lower median of the elements that are not NaN; see `median`."""
     def nanquantile(
         self,
@@ -660,7 +700,7 @@ class Methods:
         """Return the sum over `dim`, with NaN counted as 0."""
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """Return `length` elements of dimension `dim` from `start` on; a negative start counts from the end."""
-    def narrow_copy(self, dim: int, start: int, length: int) -> Tensor:
+    def narrow_copy(self, dim: int, start: int, length: int, *, out: Tensor | None = None) -> Tensor:
         """Return a copy of `narrow`."""
     def ne(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Whether x ≠ y."""
@@ -675,7 +715,12 @@ class Methods:
     def negative_(self) -> Self:
         """Compute `neg` in place."""
     def new_empty(
-        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+        self,
+        *size: Sizes,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Return a tensor of undefined contents in the given shape, with x's dtype and device by default."""
     def new_empty_strided(
@@ -686,6 +731,7 @@ class Methods:
         dtype: DTypeLike = None,
         device: DeviceLike = None,
         requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Compute `empty_strided` with x's dtype and device by default."""
     def new_full(
@@ -696,29 +742,46 @@ class Methods:
         dtype: DTypeLike = None,
         device: DeviceLike = None,
         requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Return a tensor of shape `size` filled with `fill_value`, with x's dtype and device by default."""
     def new_ones(
-        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+        self,
+        *size: Sizes,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Return a tensor of ones in the given shape, with x's dtype and device by default."""
     def new_tensor(
-        self, data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+        self,
+        data: Any,
+        *,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Return a tensor with a copy of `data`, with x's dtype and device by default."""
     def new_zeros(
-        self, *size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False
+        self,
+        *size: Sizes,
+        dtype: DTypeLike = None,
+        device: DeviceLike = None,
+        requires_grad: bool = False,
+        pin_memory: bool = False,
     ) -> Tensor:
         """Return a tensor of zeros in the given shape, with x's dtype and device by default."""
-    def nonzero(self, as_tuple: bool = False) -> Any:
+    def nonzero(self, as_tuple: bool = False, *, out: Tensor | None = None) -> Any:
         """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
     def norm(
         self,
-        p: float | str | None = 2.0,
+        p: float | str | None = "fro",
         dim: Dims = None,
         keepdim: bool = False,
-        *,
         dtype: DTypeLike = None,
+        *,
         out: Tensor | None = None,
     ) -> Tensor:
         """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all)."""
@@ -738,7 +801,7 @@ class Methods:
         """Return the outer product `[n, m]` of vectors `[n]` and `[m]`."""
     def permute(self, *dims: Sizes) -> Tensor:
         """Return x with its dimensions in the order `dims`."""
-    def pin_memory(self, device: DeviceLike = "cuda") -> Tensor:
+    def pin_memory(self, device: DeviceLike = None) -> Tensor:
         """Return a copy in pinned host memory, or x itself if it is pinned. See `to(non_blocking=True)`."""
     def pinverse(self, rcond: float = 1e-15) -> Tensor:
         """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
@@ -796,7 +859,9 @@ class Methods:
         """Compute `renorm` in place."""
     def repeat(self, *sizes: Sizes) -> Tensor:
         """Return x repeated `sizes` times along each dimension; additional sizes add leading dimensions."""
-    def repeat_interleave(self, repeats: Sizes | Tensor, dim: int | None = None) -> Tensor:
+    def repeat_interleave(
+        self, repeats: Sizes | Tensor = (), dim: int | None = None, *, output_size: int | None = None
+    ) -> Tensor:
         """Return each element, or slice along `dim`, `repeats` times in a row; `repeats` is one number or one per
         slice."""
     def reshape(self, *shape: Sizes) -> Tensor:
@@ -811,9 +876,10 @@ class Methods:
         """Return x with elements rotated by `shifts` along `dims`; without `dims`, in the flattened tensor."""
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
         """Return x rotated `k` quarter turns in the plane of `dims`, from the first towards the second."""
-    def round(self, *, out: Tensor | None = None) -> Tensor:
-        """x rounded to the nearest integer, halves to the even one."""
-    def round_(self) -> Self:
+    def round(self, *, decimals: int = 0, out: Tensor | None = None) -> Tensor:
+        """Return x rounded to the nearest multiple of 10^-decimals, halves to the even one; integers stay
+        unchanged."""
+    def round_(self, *, decimals: int = 0) -> Self:
         """Compute `round` in place."""
     def rsqrt(self, *, out: Tensor | None = None) -> Tensor:
         """1 / √x."""
@@ -821,15 +887,17 @@ class Methods:
         """Compute `rsqrt` in place."""
     def rsub(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         """Return other - alpha·x."""
-    def scatter(self, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+    def scatter(self, dim: int, index: Tensor, src: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
     def scatter_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
         """Compute `scatter` in place."""
-    def scatter_add(self, dim: int, index: Tensor, src: Tensor | float) -> Tensor:
+    def scatter_add(self, dim: int, index: Tensor, src: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""
     def scatter_add_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
         """Compute `scatter_add` in place."""
-    def scatter_reduce(self, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    def scatter_reduce(
+        self, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True, out: Tensor | None = None
+    ) -> Tensor:
         """Return x with src[i, j] reduced into x[i, index[i, j]] (dim = 1): "sum", "prod", "mean", "amax" or
         "amin"."""
     def scatter_reduce_(self, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True) -> Self:
@@ -867,14 +935,23 @@ class Methods:
     def sinh_(self) -> Self:
         """Compute `sinh` in place."""
     def slice_scatter(
-        self, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+        self,
+        src: Tensor,
+        dim: int = 0,
+        start: int | None = None,
+        end: int | None = None,
+        step: int = 1,
+        *,
+        out: Tensor | None = None,
     ) -> Tensor:
         """Return a copy of x with `src` in start:end:step of `dim`."""
     def slogdet(self, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return the signs of determinants and the logarithms of their sizes."""
-    def softmax(self, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+    def softmax(self, dim: int, dtype: DTypeLike = None, *, out: Tensor | None = None) -> Tensor:
         """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
-    def sort(self, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
+    def sort(
+        self, dim: int = -1, descending: bool = False, stable: bool = True, *, out: Sequence[Tensor] | None = None
+    ) -> ValuesAndIndices:
         """Return x sorted along `dim` (default: the last), and the original position of each element."""
     def split(self, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
         """Return views along `dim`: of one size (the last may be smaller), or of the listed sizes."""
@@ -888,9 +965,9 @@ class Methods:
         """x²."""
     def square_(self) -> Self:
         """Compute `square` in place."""
-    def squeeze(self, dim: int | Sequence[int] | None = None) -> Tensor:
+    def squeeze(self, *dim: int | Sequence[int]) -> Tensor:
         """Return x without its dimensions of size 1: all of them, or those in `dim`."""
-    def squeeze_(self, dim: int | Sequence[int] | None = None) -> Self:
+    def squeeze_(self, *dim: int | Sequence[int]) -> Self:
         """Change x itself into the view `squeeze`."""
     def std(
         self,
@@ -936,7 +1013,7 @@ class Methods:
         """Change x itself into the view `t`."""
     def take(self, index: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the elements of the flattened x at `index`, in its shape."""
-    def take_along_dim(self, indices: Tensor, dim: int | None = None) -> Tensor:
+    def take_along_dim(self, indices: Tensor, dim: int | None = None, *, out: Tensor | None = None) -> Tensor:
         """Compute `gather` with x and `indices` broadcast outside `dim`; without `dim`, on the flattened tensors."""
     def tan(self, *, out: Tensor | None = None) -> Tensor:
         """The tangent."""
@@ -957,7 +1034,9 @@ class Methods:
         """Return views along `dim`: that many of nearly equal size, or cut before the given indices."""
     def tile(self, *dims: Sizes) -> Tensor:
         """Return x repeated `dims` times along its last dimensions; missing counts are 1."""
-    def topk(self, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
+    def topk(
+        self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True, *, out: Sequence[Tensor] | None = None
+    ) -> ValuesAndIndices:
         """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions."""
     def trace(self) -> Tensor:
         """Return the sum of a matrix's diagonal."""
@@ -977,11 +1056,11 @@ class Methods:
         out: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return X of A·X = b (Aᵀ·X = b with `transpose`) for triangular A, and a copy of A."""
-    def tril(self, diagonal: int = 0) -> Tensor:
+    def tril(self, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
         """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
     def tril_(self, diagonal: int = 0) -> Self:
         """Compute `tril` in place."""
-    def triu(self, diagonal: int = 0) -> Tensor:
+    def triu(self, diagonal: int = 0, *, out: Tensor | None = None) -> Tensor:
         """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
     def triu_(self, diagonal: int = 0) -> Self:
         """Compute `triu` in place."""
@@ -1003,8 +1082,11 @@ class Methods:
         """Return a view of all windows of `size` along `dimension`, `step` apart, as a new last dimension."""
     def uniform_(self, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None) -> Self:
         """Overwrite x with uniform values in [low, high)."""
-    def unique(self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-        """Return the distinct values of the flattened x, sorted; reading their count blocks once."""
+    def unique(
+        self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    ) -> Any:
+        """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks
+        once."""
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
@@ -1037,7 +1119,7 @@ class Methods:
         """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy."""
     def view_as(self, other: Tensor) -> Tensor:
         """Return a view of x in the shape of `other`."""
-    def vsplit(self, indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
+    def vsplit(self, *indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
         """Compute `tensor_split` along dimension 0, into equal sections."""
     def xlogy(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Return x·log(y); 0 where x is 0 and y is not NaN."""

@@ -12,8 +12,9 @@ from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import as_device
 from genesis.dtypes import BOOL, DType, as_dtype, default_dtype, finfo, float64, iinfo, int64
 from genesis.errors import UsageError
-from genesis.functions.create import kind_and_place
-from genesis.functions.elementwise import copy_
+from genesis.functions import pointwise as pw
+from genesis.functions.create import full_like, kind_and_place
+from genesis.functions.elementwise import add, copy_
 from genesis.functions.shape import expand
 from genesis.functions.surface import (
     DeviceLike,
@@ -31,7 +32,7 @@ from genesis.op import Op
 from genesis.ops import elementwise
 from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
-from genesis.shapes import Shape, numel
+from genesis.shapes import Shape, broadcast_shapes, numel
 
 
 def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
@@ -89,36 +90,45 @@ def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
 
     new.__name__, new.__doc__ = name, f"Return {what}, of shape `size`."
     like.__name__, like.__doc__ = f"{name}_like", f"Compute `{name}` with x's shape, dtype and device by default."
-    return public(method=False)(new), public(method=False)(like)
+    return public(method=False, out=True, pin_memory=True)(new), public(method=False, pin_memory=True)(like)
 
 
 rand, rand_like = _drawn("rand", "uniform values in [0, 1)", ops.uniform, low=0.0, high=1.0)
 randn, randn_like = _drawn("randn", "standard normal values", ops.normal, mean=0.0, std=1.0)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def normal(
-    mean: float,
-    std: float,
-    size: Sizes,
+    mean: Tensor | float = 0.0,
+    std: Tensor | float = 1.0,
+    size: Sizes | None = None,
     *,
     generator: Generator | None = None,
     dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return normal values with the given mean and standard deviation, of shape `size`."""
+    """Return normal values with the given mean and standard deviation, of shape `size`, or one for each of a tensor."""
+    given = [v for v in (mean, std) if isinstance(v, TensorBase)]
+    if given:
+        shape = broadcast_shapes(*(v.array.shape for v in given))
+        kind, place = kind_and_place(given[0], "normal", dtype, device)
+        drawn = randn(shape, generator=generator, dtype=kind, device=place)
+        return add(pw.mul(drawn, std), mean)
+    if size is None:
+        raise UsageError("normal: mean and std are numbers", next="pass size, or a tensor of means")
+    mean, std = number(mean, "normal", "mean"), number(std, "normal", "std")
     return _create(ops.normal, sizes_of((size,), "normal"), generator, dtype, device, requires_grad, mean=mean, std=std)
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def randint(
     low: Any,
     high: Any = None,
     size: Sizes | None = None,
     *,
     generator: Generator | None = None,
-    dtype: DTypeLike = int64,
+    dtype: DTypeLike = None,
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -128,22 +138,29 @@ def randint(
     if high is None or size is None:
         raise UsageError("randint needs an upper bound and a size", next="call randint(low, high, size)")
     low, high = integer(low, "randint", "low"), integer(high, "randint", "high")
+    kind = int64 if dtype is None else dtype
     return _create(
-        ops.randint, sizes_of((size,), "randint"), generator, dtype, device, requires_grad, low=low, high=high
+        ops.randint, sizes_of((size,), "randint"), generator, kind, device, requires_grad, low=low, high=high
     )
 
 
-@public(method=False)
+@public(method=False, out=True, pin_memory=True)
 def randperm(
-    n: int, *, generator: Generator | None = None, dtype: DTypeLike = int64, device: DeviceLike = None
+    n: int,
+    *,
+    generator: Generator | None = None,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
 ) -> Tensor:
-    """Return 0 … n-1 in random order."""
-    attrs: dict[str, Any] = {"n": n, "dtype": as_dtype(dtype)}
+    """Return 0 … n-1 in random order, as int64 unless `dtype` is given."""
+    attrs: dict[str, Any] = {"n": n, "dtype": int64 if dtype is None else as_dtype(dtype)}
     ops.randperm.infer(seed=0, offset=0, **attrs)
-    return apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
+    drawn = apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
+    return drawn.requires_grad_() if requires_grad else drawn
 
 
-@public(method=False)
+@public(method=False, pin_memory=True)
 def randint_like(
     x: Tensor,
     low: int,
@@ -152,11 +169,12 @@ def randint_like(
     generator: Generator | None = None,
     dtype: DTypeLike = None,
     device: DeviceLike = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Compute `randint` with x's shape, dtype and device by default."""
     kind, place = kind_and_place(x, "randint_like", dtype, device)
     low, high = (0, low) if high is None else (low, high)
-    return randint(low, high, x.array.shape, generator=generator, dtype=kind, device=place)
+    return randint(low, high, x.array.shape, generator=generator, dtype=kind, device=place, requires_grad=requires_grad)
 
 
 # --- In place ---------------------------------------------------------------------------------------------------------
@@ -207,15 +225,17 @@ def bernoulli_(x: Tensor, p: Operand = 0.5, *, generator: Generator | None = Non
 # --- Sampling with given probabilities --------------------------------------------------------------------------------
 
 
-@public
-def bernoulli(x: Tensor, *, generator: Generator | None = None) -> Tensor:
-    """Return 1 with the probabilities in x, else 0."""
+@public(out=True)
+def bernoulli(x: Tensor, p: float | None = None, *, generator: Generator | None = None) -> Tensor:
+    """Return 1 with the probabilities in x, or with probability `p` for each element, else 0."""
     array = array_of(x, "bernoulli")
+    if p is not None:
+        x = full_like(x, p)
     ops.bernoulli.infer(array, seed=0, offset=0)
     return apply(ops.bernoulli, x, **_reserve(generator, array.size))
 
 
-@public
+@public(out=True)
 def multinomial(
     x: Tensor, num_samples: int, replacement: bool = False, *, generator: Generator | None = None
 ) -> Tensor:

@@ -124,9 +124,9 @@ def std(
 
 
 @public(also=("reduce_count_nonzero",))
-def count_nonzero(x: Tensor, dim: Dims = None) -> Tensor:
-    """Return how many elements over `dim` are not 0, as int64."""
-    return _reduced(ops.count_nonzero, x, dim)
+def count_nonzero(x: Tensor, *dim: int | Sequence[int]) -> Tensor:
+    """Return how many elements over `dim` (default: all) are not 0, as int64."""
+    return _reduced(ops.count_nonzero, x, sizes_of(dim, "count_nonzero") if dim and dim[0] is not None else None)
 
 
 @public(function=False)
@@ -182,26 +182,26 @@ def _extremum(over_all: Op, along: Op, pairwise: Op, x: Any, dim: Any, keepdim: 
     return ValuesAndIndices(*apply(along, x, axis=integer(dim, pairwise.name[:3], "dim"), keepdim=keepdim))
 
 
-@public
+@public(out=True)
 def max(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """Return the largest element, with `dim` (values, indices) along it, with a second tensor the larger of each."""
     return _extremum(ops.amax, ops.max_with_indices, elementwise.maximum, x, dim, keepdim, other)
 
 
-@public
+@public(out=True)
 def min(x: Tensor, dim: int | Tensor | None = None, keepdim: bool = False, *, other: Tensor | None = None) -> Any:
     """Return the smallest element, with `dim` (values, indices) along it, with a second tensor the smaller of each."""
     return _extremum(ops.amin, ops.min_with_indices, elementwise.minimum, x, dim, keepdim, other)
 
 
-@public
+@public(out=True)
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the position of the largest element (the first of equals) along `dim` or in the flattened tensor."""
     array_of(x, "argmax")
     return apply(ops.argmax, x, axis=dim, keepdim=keepdim)
 
 
-@public
+@public(out=True)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return the position of the smallest element (the first of equals) along `dim` or in the flattened tensor."""
     array_of(x, "argmin")
@@ -231,11 +231,11 @@ def logsumexp(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor
 @public(also=("reduce_norm",))
 def norm(
     x: Tensor,
-    p: float | str | None = 2.0,
+    p: float | str | None = "fro",
     dim: Dims = None,
     keepdim: bool = False,
-    *,
     dtype: DTypeLike = None,
+    *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Return the vector p-norm (Σ |x|^p)^(1/p) over `dim` (default: all).
@@ -258,14 +258,14 @@ def _along(op: Op, x: Any, dim: int, dtype: DTypeLike) -> Any:
     return to_dtype(apply(op, to_dtype(x, dtype), dim=dim), dtype)  # autocast may compute in a wider dtype
 
 
-@public
-def softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+@public(out=True)
+def softmax(x: Tensor, dim: int, dtype: DTypeLike = None) -> Tensor:
     """Return e^x / Σ e^x along `dim`, computed in float32 or wider; `dtype` casts x first."""
     return _along(softmax_ops.softmax, x, dim, dtype)
 
 
-@public
-def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
+@public(out=True)
+def log_softmax(x: Tensor, dim: int, dtype: DTypeLike = None) -> Tensor:
     """Return log softmax(x) along `dim`, computed without the softmax; `dtype` casts x first."""
     return _along(softmax_ops.log_softmax, x, dim, dtype)
 
@@ -273,33 +273,33 @@ def log_softmax(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
 # --- Order ------------------------------------------------------------------------------------------------------------
 
 
-@public
-def sort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
+@public(out=True)
+def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> ValuesAndIndices:
     """Return x sorted along `dim` (default: the last), and the original position of each element.
 
     NaN counts as the largest value. The sort is always stable, whatever `stable` is.
     """
     array_of(x, "sort")
-    return ValuesAndIndices(*apply(sort_ops.sort, x, axis=-1 if dim is None else dim, descending=descending))
+    return ValuesAndIndices(*apply(sort_ops.sort, x, axis=dim, descending=descending))
 
 
-@public
-def argsort(x: Tensor, dim: int | None = None, descending: bool = False, stable: bool = True) -> Tensor:
+@public(out=True)
+def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Return the indices of `sort`."""
     return sort(x, dim, descending, stable).indices
 
 
-@public
-def topk(x: Tensor, k: int, dim: int | None = None, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
+@public(out=True)
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> ValuesAndIndices:
     """Return the k largest (or smallest) elements along `dim` (default: the last), and their positions.
 
     They are always sorted, whatever `sorted` is. Of equal elements, the first ones are selected.
     """
     array_of(x, "topk")
-    return ValuesAndIndices(*apply(sort_ops.topk, x, k=k, axis=-1 if dim is None else dim, largest=largest))
+    return ValuesAndIndices(*apply(sort_ops.topk, x, k=k, axis=dim, largest=largest))
 
 
-@public
+@public(out=True)
 def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
     """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once.
 
@@ -328,15 +328,34 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
 
 
 @public
-def unique(x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False) -> Any:
-    """Return the distinct values of the flattened x, sorted; reading their count blocks once.
+def unique(
+    x: Tensor,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks once.
 
     `return_inverse` also returns the position of each element's value among them, `return_counts` their counts.
     """
     array_of(x, "unique")
-    values, inverse, counts = apply(sort_ops.unique, x, size=apply(sort_ops.unique_count, x).array.item())
+    if dim is None:
+        values, inverse, counts = apply(sort_ops.unique, x, size=apply(sort_ops.unique_count, x).array.item())
+    else:
+        values, inverse, counts = _unique_slices(x, dim)
     extra = (*((inverse,) if return_inverse else ()), *((counts,) if return_counts else ()))
     return (values, *extra) if extra else values
+
+
+def _unique_slices(x: Any, dim: int) -> Any:
+    """Return the distinct slices along `dim`, in the order of their elements, with positions and counts."""
+    rows = x.movedim(dim, 0).flatten(1) if x.ndim > 1 else x.reshape(-1, 1)
+    order = argsort(rows[:, -1]) if rows.shape[1] else sort(rows.new_zeros(rows.shape[0])).indices
+    for column in range(rows.shape[1] - 2, -1, -1):  # stable sorts, the last key first
+        order = order[argsort(rows[order, column])]
+    values, inverse, counts = x.index_select(dim, order).unique_consecutive(True, True, dim)
+    return values, inverse[argsort(order)], counts
 
 
 # --- Comparisons of whole tensors -------------------------------------------------------------------------------------

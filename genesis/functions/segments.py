@@ -136,7 +136,7 @@ def _reduced(name: str, x: Any, dim: int, index: Any, src: Any, how: str, includ
     return pw.floor_divide(total, count).to(x.array.dtype)
 
 
-@public(in_place=True)
+@public(in_place=True, out=True)
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -147,7 +147,7 @@ def scatter_reduce(
     return _reduced("scatter_reduce", x, dim, index, src, reduce, include_self)
 
 
-@public(in_place=True)
+@public(in_place=True, out=True)
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:

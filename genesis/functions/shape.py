@@ -70,10 +70,10 @@ def unflatten(x: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 
 @public
-def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+def squeeze(x: Tensor, *dim: int | Sequence[int]) -> Tensor:
     """Return x without its dimensions of size 1: all of them, or those in `dim`."""
     shape = array_of(x, "squeeze").shape
-    chosen = normalize_axes(dim, len(shape))
+    chosen = normalize_axes(sizes_of(dim, "squeeze") if dim and dim[0] is not None else None, len(shape))
     return apply(ops.reshape, x, shape=tuple(s for i, s in enumerate(shape) if s != 1 or i not in chosen))
 
 
@@ -86,8 +86,11 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 @public(keywords={"size": "sizes"})
-def expand(x: Tensor, *sizes: Sizes) -> Tensor:
-    """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
+def expand(x: Tensor, *sizes: Sizes, implicit: bool = False) -> Tensor:
+    """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size.
+
+    `implicit` has no effect.
+    """
     shape, target = array_of(x, "expand").shape, sizes_of(sizes, "expand")
     pad = len(target) - len(shape)
     if any(s < -1 or (s == -1 and i < pad) for i, s in enumerate(target)):
@@ -101,10 +104,10 @@ def expand_as(x: Tensor, other: Tensor) -> Tensor:
     return expand(x, array_of(other, "expand_as").shape)
 
 
-@public(keywords={"size": "shape"})
-def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return x expanded to `shape`."""
-    return expand(x, shape)
+@public
+def broadcast_to(x: Tensor, *size: Sizes) -> Tensor:
+    """Return x expanded to `size`."""
+    return expand(x, *size)
 
 
 @public
@@ -342,14 +345,14 @@ def flip(x: Tensor, *dims: Sizes) -> Tensor:
     return apply(ops.flip, x, dims=axes if ndim else axes[1:])  # a 0-d tensor accepts dimension 0 once
 
 
-@public
+@public(out=True)
 def tril(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return the lower triangles of the matrices in the last two dimensions, up to `diagonal`; 0 elsewhere."""
     array_of(x, "tril")
     return apply(ops.tril, x, diagonal=diagonal)
 
 
-@public
+@public(out=True)
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """Return the upper triangles of the matrices in the last two dimensions, from `diagonal` on; 0 elsewhere."""
     array_of(x, "triu")

@@ -203,6 +203,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "dims": ("dim", "axes"),
     "axes": ("dims", "dim"),
     "keepdims": ("keepdim",),
+    "shape": ("size",),
+    "train": ("training",),
+    "element": ("elements",),
+    "test_element": ("test_elements",),
+    "input2": ("L", "tau"),
+    "input3": ("other",),
 }
 
 
@@ -269,10 +275,12 @@ class _Form:
                 ) from None
 
 
-def normalized(function: Any, **more: str) -> Any:
+def normalized(function: Any, extras: Sequence[str] = (), /, **more: str) -> Any:
     """Return `function` with its arguments converted; `more` maps further keywords to parameters.
 
-    The result's `__wrapped__` is `function` itself.
+    Args:
+        function: function to normalize; the result's `__wrapped__`.
+        extras: keywords that are handled here: "out", memory for the result, which is returned, and "pin_memory".
     """
     form = _Form(function, more)
     places = form.places
@@ -280,6 +288,9 @@ def normalized(function: Any, **more: str) -> Any:
     @functools.wraps(function)
     def called(*args: Any, **given: Any) -> Any:
         if given:
+            if extras and not given.keys().isdisjoint(extras):
+                chosen = [given.pop(name, None) for name in ("out", "pin_memory")]
+                return _finished(called, args, given, *chosen)
             args, given = form.bind(args, given)
         for i, types, convert, parameter in places:
             if i >= len(args):
@@ -292,6 +303,8 @@ def normalized(function: Any, **more: str) -> Any:
             form.refuse_others(args, given)
             raise
 
+    if extras:
+        _show_extras(called, extras)
     return called
 
 
@@ -314,19 +327,26 @@ def store(result: Any, out: Any, name: str) -> Any:
     return type(result)(*stored) if hasattr(result, "_fields") else tuple(stored)
 
 
-def _with_out(called: Any) -> Any:
-    """Return a function with a further keyword `out`: memory for its result, which it returns."""
+def _finished(called: Any, args: tuple[Any, ...], given: dict[str, Any], out: Any, pin_memory: Any) -> Any:
+    """Return the result of a call in `out`, or in pinned memory."""
+    if out is not None and "pin_memory" in called.extras and "dtype" not in given:
+        given["dtype"] = array_of(out, called.__name__).dtype  # a created tensor has the type of its memory
+    result = called(*args, **given)
+    if out is not None:
+        return store(result, out, called.__name__)
+    if pin_memory:
+        return result.detach().pin_memory().requires_grad_(result.requires_grad)
+    return result
 
-    @functools.wraps(called)
-    def with_out(*args: Any, out: Any = None, **given: Any) -> Any:
-        result = called(*args, **given)
-        return result if out is None else store(result, out, called.__name__)
 
+def _show_extras(called: Any, extras: Sequence[str]) -> None:
+    """Add the further keywords to a function's signature."""
     signature = inspect.signature(called)
-    annotation = "Tensor | None" if signature.return_annotation == "Tensor" else "Sequence[Tensor] | None"
-    parameter = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-    with_out.__signature__ = signature.replace(parameters=[*signature.parameters.values(), parameter])  # type: ignore[attr-defined]
-    return with_out
+    annotation = "Sequence[Tensor] | None" if "And" in str(signature.return_annotation) else "Tensor | None"
+    kind, kept = inspect.Parameter, list(signature.parameters.values())
+    shown = {"out": (None, annotation), "pin_memory": (False, "bool")}
+    kept += [kind(name, kind.KEYWORD_ONLY, default=shown[name][0], annotation=shown[name][1]) for name in extras]
+    called.__signature__, called.extras = signature.replace(parameters=kept), extras
 
 
 def derived_in_place(function: Any) -> Any:
@@ -381,6 +401,7 @@ def public(
     method: bool = True,
     nn: bool = False,
     out: bool = False,
+    pin_memory: bool = False,
     in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
@@ -395,6 +416,7 @@ def public(
     method: bool = True,
     nn: bool = False,
     out: bool = False,
+    pin_memory: bool = False,
     in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
@@ -407,14 +429,15 @@ def public(
         method: whether it is a method of Tensor.
         nn: whether `genesis.nn.functional` exports it.
         out: whether the function gets a keyword `out`, into which the result is copied.
+        pin_memory: whether the function, which creates a tensor, gets a keyword `pin_memory`.
         in_place: whether Tensor also has the method with a trailing underscore, which overwrites x with the result.
         also: further names of the function in `genesis`.
         keywords: further keywords, with the parameters that they name.
     """
 
     def register(definition: Any) -> Any:
-        name, wrapped = definition.__name__, normalized(definition, **(keywords or {}))
-        wrapped = _with_out(wrapped) if out else wrapped
+        extras = [keyword for keyword, takes in (("out", out), ("pin_memory", pin_memory)) if takes]
+        name, wrapped = definition.__name__, normalized(definition, extras, **(keywords or {}))
         wrapped.keywords = keywords or {}
         is_in_place = name[-1] == "_"
         tables = ((functions, function and not is_in_place), (methods, method), (functional, nn and not is_in_place))

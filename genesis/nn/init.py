@@ -81,12 +81,12 @@ def new(shape: Sequence[int], device: Any, dtype: Any) -> Tensor:
     return empty(tuple(shape), **place)  # type: ignore[no-any-return]
 
 
-def constant_(tensor: Tensor, value: float) -> Tensor:
-    """Set every element to `value`."""
+def constant_(tensor: Tensor, val: float) -> Tensor:
+    """Set every element to `val`."""
     if _skipping.get():
         return tensor
     with no_grad():
-        return tensor.fill_(value)
+        return tensor.fill_(val)
 
 
 def zeros_(tensor: Tensor) -> Tensor:

@@ -154,12 +154,12 @@ class Module:
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._parameters, *self._buffers, *self._modules})
 
-    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
         """Add a parameter, or reserve the name with None."""
         self._check_name(name, self._parameters)
-        if parameter is not None and not isinstance(parameter, Parameter):
-            raise DTypeError(f"{name} is a {type(parameter).__name__}, not a Parameter", next="wrap it in Parameter()")
-        self._parameters[name] = parameter
+        if param is not None and not isinstance(param, Parameter):
+            raise DTypeError(f"{name} is a {type(param).__name__}, not a Parameter", next="wrap it in Parameter()")
+        self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Add a tensor that moves with the module and is not trained. `state_dict` contains it if `persistent`."""
@@ -205,9 +205,9 @@ class Module:
             if module is not None:
                 yield from module.named_modules(memo, f"{prefix}.{name}" if prefix else name, remove_duplicate)
 
-    def modules(self) -> Iterator[Module]:
-        """This module and all below it."""
-        return (module for _, module in self.named_modules())
+    def modules(self, remove_duplicate: bool = True) -> Iterator[Module]:
+        """This module and all below it; `remove_duplicate` as in `named_modules`."""
+        return (module for _, module in self.named_modules(remove_duplicate=remove_duplicate))
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """The direct submodules."""
@@ -292,11 +292,11 @@ class Module:
 
     # --- Changing the whole tree --------------------------------------------------------------------------------------
 
-    def apply(self, function: Callable[[Module], Any]) -> Self:
-        """Call `function` on every module, children first."""
+    def apply(self, fn: Callable[[Module], Any]) -> Self:
+        """Call `fn` on every module, children first."""
         for child in self.children():
-            child.apply(function)
-        function(self)
+            child.apply(fn)
+        fn(self)
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -485,9 +485,9 @@ def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, An
 class _Numbered(Module):
     """Submodules named "0", "1", …"""
 
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
         super().__init__()
-        self.extend(modules)
+        self.extend(() if modules is None else modules)
 
     def _name(self, index: int) -> str:
         index, count = operator.index(index), len(self._modules)

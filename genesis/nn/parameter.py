@@ -14,7 +14,7 @@ from typing import Any
 
 from genesis.array import Array, empty, label
 from genesis.backend import Device, as_device
-from genesis.dtypes import DType, as_dtype
+from genesis.dtypes import DType, as_dtype, default_dtype
 from genesis.errors import DeviceError, DTypeError, UsageError
 from genesis.op import registry
 from genesis.shapes import Shape, contiguous_strides, numel
@@ -28,7 +28,9 @@ class Parameter(Tensor):
 
     __slots__ = ()
 
-    def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
+    def __init__(self, data: Tensor | None = None, requires_grad: bool = True) -> None:
+        if data is None:
+            data = Tensor(empty((0,), default_dtype(), as_device(None)))
         if not isinstance(data, Tensor):
             raise DTypeError(
                 f"a Parameter takes a tensor, not {type(data).__name__}", next="call genesis.tensor() on it"

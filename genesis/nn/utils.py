@@ -40,9 +40,14 @@ def _check_limit(name: str, value: Any) -> None:
 
 
 def get_total_norm(
-    tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False
+    tensors: Tensor | Iterable[Tensor],
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     """Return the norm over all elements of the tensors: 0-d, float32, or float64 if one of them is; 0 without tensors.
+
+    `foreach` has no effect: one launch always takes all tensors.
 
     Raises:
         NumericError: if `error_if_nonfinite` and the norm is not finite. Only this check synchronizes the host.
@@ -71,6 +76,7 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
 ) -> Tensor:
     """Scale gradients in place so that their total norm is at most `max_norm`, and return the norm before clipping.
 
@@ -85,7 +91,7 @@ def clip_grad_norm_(
     return norm
 
 
-def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
     """Clamp every element of the gradients to ±clip_value, in place."""
     _check_limit("clip_value", clip_value)
     bound = float(clip_value)
@@ -98,14 +104,14 @@ def parameters_to_vector(parameters: Iterable[Tensor]) -> Tensor:
     return cat([p.reshape(-1) for p in parameters])  # type: ignore[no-any-return]
 
 
-def vector_to_parameters(vector: Tensor, parameters: Iterable[Tensor]) -> None:
+def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     """Copy a vector in the layout of `parameters_to_vector` into the parameters."""
     targets = list(parameters)
     sizes = [p.numel() for p in targets]
-    if vector.shape != (sum(sizes),):
-        raise ShapeError(f"the vector has shape {vector.shape}, expected ({sum(sizes)},)")
+    if vec.shape != (sum(sizes),):
+        raise ShapeError(f"the vector has shape {vec.shape}, expected ({sum(sizes)},)")
     with no_grad():
-        for parameter, part in zip(targets, vector.split(sizes), strict=True):
+        for parameter, part in zip(targets, vec.split(sizes), strict=True):
             parameter.copy_(part.reshape(parameter.shape))
 
 

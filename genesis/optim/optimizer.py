@@ -153,7 +153,7 @@ class Optimizer(SavedStates):
 
     # --- Groups -------------------------------------------------------------------------------------------------------
 
-    def add_param_group(self, group: Mapping[str, Any]) -> None:
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group of parameters with its own settings.
 
         Raises:
@@ -161,9 +161,9 @@ class Optimizer(SavedStates):
             KeywordError: if this optimizer does not have a setting.
         """
         # Check the settings and the parameters.
-        _check_group(group)
-        owner, params = type(self).__name__, group["params"]
-        values = without_neutral(owner, group, self.neutral)
+        _check_group(param_group)
+        owner, params = type(self).__name__, param_group["params"]
+        values = without_neutral(owner, param_group, self.neutral)
         full = Group(owner, self.defaults, How.__annotations__, {**self.defaults, **values})
         pairs = [e if isinstance(e, tuple) else (None, e) for e in ([params] if isinstance(params, Tensor) else params)]
         known = {id(p) for g in self.param_groups for p in g["params"]}

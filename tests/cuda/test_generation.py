@@ -250,7 +250,7 @@ def test_pinned_memory_has_a_bound_on_a_device_that_runs_as_late_as_it_may() -> 
 
 
 def test_a_cache_in_fp8_needs_a_gpu_that_has_such_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "get_device_capability", lambda which=None: (8, 0))
+    monkeypatch.setattr(cuda, "get_device_capability", lambda device=None: (8, 0))
     with pytest.raises(DeviceError, match=r"KV cache in fp8 needs compute capability 8\.9"):
         list(DeviceEngine(tiny(), rows=1, capacity=8, cache="fp8").run([Request([1], GREEDY, 2)]))
 

@@ -19,27 +19,44 @@ WITHOUT = {
     r"profiler\.|genesis_models\.|generate$": "their guides have examples",
     r"(load|save)$": "writes files; the guides have examples",
     r"autograd\.(Function|FunctionContext|TensorBase|apply_?|detect_anomaly|jacobians)$": "takes more than a line",
-    r"DType$|set_num_interop_threads$|index_plan$": "takes more than a line",
+    r"autograd\.set_detect_anomaly$|DType$|set_num_interop_threads$|index_plan$": "takes more than a line",
     r"optim\.(Optimizer|Schedule|WSD|Constant|Cosine|Linear|OneCycle|Sequential|Step|make_schedule)$": "a run sets it",
     r"optim\.lr_scheduler\.LRScheduler$": "a base class",
-    r"Tensor\.(accumulate_grad|claim_gradient_slot|current_node|edge|wrap)$": "for the tape",
+    r"Tensor\.(accumulate_grad|claim_gradient_slot|current_node|edge|set_grad|take_memory|wrap)$": "for the tape",
+    r"Tensor\.share_memory_$": "memory is not shared between processes",
 }
 
 
+def plain(value: object) -> object:
+    """Return what was written: aliases, methods and functions of one definition are the same."""
+    return inspect.unwrap(value) if callable(value) else value
+
+
 def names_without() -> list[str]:
-    """Return the public functions, classes and methods that no example shows."""
+    """Return the public functions, classes and methods that no example shows.
+
+    A method counts as its function, an alias as the name of the same object, and f_ as f.
+    """
     shown, missing = examples.examples().keys(), []
+    everything: dict[str, object] = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
         prefix = "" if module_name == "genesis" else f"{module_name.removeprefix('genesis.')}."
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            if callable(value) and f"{prefix}{name}" not in shown and ">>>" not in (value.__doc__ or ""):
-                missing.append(f"{prefix}{name}")
+            if callable(value):
+                everything[f"{prefix}{name}"] = value
     for name in dir(genesis.Tensor):
         value = inspect.getattr_static(genesis.Tensor, name)
-        if name[0] != "_" and callable(value) and not {f"Tensor.{name}", name} & shown:
-            missing.append(f"Tensor.{name}")
+        if name[0] != "_" and callable(value):
+            everything[f"Tensor.{name}"] = value
+    objects = {id(plain(everything[name])) for name in shown if name in everything}
+    last = {name.removeprefix("Tensor.").removeprefix("nn.functional.") for name in shown}
+    for name, value in everything.items():
+        base = name.removeprefix("Tensor.").removeprefix("nn.functional.")
+        same = name in shown or id(plain(value)) in objects or base in last or base.removesuffix("_") in last
+        if not same and ">>>" not in (value.__doc__ or ""):
+            missing.append(name)
     return missing
 
 
