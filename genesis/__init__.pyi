@@ -2362,7 +2362,13 @@ def scalar_tensor(
     """Return a number as a tensor without dimensions, in the default dtype unless `dtype` is given."""
 
 def scatter(
-    input: Tensor, dim: builtins.int, index: Tensor, src: Tensor | builtins.float, *, out: Tensor | None = None
+    input: Tensor,
+    dim: builtins.int,
+    index: Tensor,
+    src: Tensor | builtins.float,
+    *,
+    reduce: str | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
 

@@ -35,7 +35,7 @@ from genesis.functions.shape import (
     transpose,
     unsqueeze,
 )
-from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, public, sizes_of
+from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, integers, public, sizes_of
 from genesis.shapes import Size, normalize_axis
 from genesis.shapes import broadcast_shapes as common_shape
 
@@ -131,6 +131,7 @@ def _split_at(name: str, x: Any, cuts: Any, dim: int) -> tuple[Any, ...]:
 def _splitter(name: str, least: int, dim: int) -> Any:
     def function(x: Tensor, *indices_or_sections: int | Sequence[int]) -> tuple[Tensor, ...]:
         cuts: Any = indices_or_sections[0] if len(indices_or_sections) == 1 else indices_or_sections
+        cuts = cuts if isinstance(cuts, TensorBase) else integers(cuts, name, "indices_or_sections")
         ndim = array_of(x, name).ndim
         if ndim < least:
             raise ShapeError(f"{name} needs at least {least} dimensions, got shape {x.array.shape}")

@@ -133,12 +133,16 @@ def _bounded(name: str, x: Any, *bounds: Any) -> tuple[Any, ...]:
 @public
 def clamp_min(x: Tensor, min: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return the larger of x and `min`, element by element."""
+    if isinstance(min, TensorBase) and array_of(x, "clamp_min").dtype.category == BOOL:
+        return apply(ops.maximum, x, min, out=out)
     return clamp(x, min, out=out)
 
 
 @public
 def clamp_max(x: Tensor, max: Operand, *, out: Tensor | None = None) -> Tensor:
     """Return the smaller of x and `max`, element by element."""
+    if isinstance(max, TensorBase) and array_of(x, "clamp_max").dtype.category == BOOL:
+        return apply(ops.minimum, x, max, out=out)
     return clamp(x, None, max, out=out)
 
 

@@ -15,7 +15,7 @@ from genesis.autograd.graph import is_same_window
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.dtypes import INTEGER, bool_, int64
-from genesis.errors import DTypeError, ShapeError
+from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions.elementwise import copy_, fill_, to_dtype
 from genesis.functions.shape import expand, flatten, reshape, unsqueeze
 from genesis.functions.surface import Operand, Sizes, Tensor, array_of, integer, plain, public
@@ -230,6 +230,8 @@ def _slices(name: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, 
 @public(out=True)
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return a copy of the slices `index` (a vector) along dimension `dim`."""
+    if not array_of(x, "index_select").shape:
+        return reshape(index_select(reshape(x, 1), dim, index), ())
     dim = _vector("index_select", x, dim, index)
     return apply(ops.index_get, x, reshape(index, -1) if not index.array.shape else index, dims=(dim,))
 
@@ -237,6 +239,8 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 @public(out=True)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Return x with alpha·source added to the slices `index` along dimension `dim`; repeated indices accumulate."""
+    if not array_of(x, "index_add").shape:
+        return reshape(index_add(reshape(x, 1), dim, index, reshape(source, -1), alpha=alpha), ())
     dim, index = _slices("index_add", x, dim, index, source)
     return apply(ops.index_put, x, _times(source, alpha), index, dims=(dim,), accumulate=True)
 
@@ -244,6 +248,9 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 @public
 def index_add_(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Compute `index_add` in place."""
+    if not array_of(x, "index_add_").shape:
+        index_add_(reshape(x, 1), dim, index, reshape(source, -1), alpha=alpha)
+        return x
     dim, index = _slices("index_add_", x, dim, index, source)
     return _write(x, _times(source, alpha), (index,), (dim,), accumulate=True)
 
@@ -255,6 +262,8 @@ def _times(source: Any, alpha: float) -> Any:
 @public(out=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return x with the slices `index` along dimension `dim` replaced by `source`; the last of repeated ones wins."""
+    if not array_of(x, "index_copy").shape:
+        return reshape(index_copy(reshape(x, 1), dim, index, reshape(source, -1)), ())
     dim, index = _slices("index_copy", x, dim, index, source)
     return apply(ops.index_put, x, source, index, dims=(dim,))
 
@@ -262,6 +271,9 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 @public
 def index_copy_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Compute `index_copy` in place."""
+    if not array_of(x, "index_copy_").shape:
+        index_copy_(reshape(x, 1), dim, index, reshape(source, -1))
+        return x
     dim, index = _slices("index_copy_", x, dim, index, source)
     return _write(x, source, (index,), (dim,))
 
@@ -269,6 +281,8 @@ def index_copy_(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 @public
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     """Return x with `value`, a number or a one-element tensor, in the slices `index` along dimension `dim`."""
+    if not array_of(x, "index_fill").shape:
+        return reshape(index_fill(reshape(x, 1), dim, index, value), ())
     dim = _vector("index_fill", x, dim, index)
     return apply(ops.index_put, x, _as_value(value, x.array), index, dims=(dim,))
 
@@ -276,6 +290,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
 @public
 def index_fill_(x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     """Compute `index_fill` in place."""
+    if not array_of(x, "index_fill_").shape:
+        index_fill_(reshape(x, 1), dim, index, value)
+        return x
     dim = _vector("index_fill_", x, dim, index)
     return _write(x, _as_value(value, x.array), (index,), (dim,))
 
@@ -345,6 +362,8 @@ def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> 
 
     The gradient is dense, whatever `sparse_grad` is.
     """
+    if not array_of(index, "gather").size:
+        return reshape(index_select(flatten(x), 0, flatten(index)), index.array.shape)
     source, places, dims = _along("gather", x, dim, index)
     gathered = apply(ops.index_get, source, *places, dims=dims)
     return gathered if gathered.array.shape == index.array.shape else reshape(gathered, index.array.shape)
@@ -393,14 +412,27 @@ def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool
 
 
 @public(keywords={"value": "src"}, out=True)
-def scatter(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
-    """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
+def scatter(x: Tensor, dim: int, index: Tensor, src: Operand, *, reduce: str | None = None) -> Tensor:
+    """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins.
+
+    `reduce` "add" or "multiply" combines with the elements of x, without gradient.
+    """
+    if reduce is not None:
+        return scatter_(apply(elementwise.copy, x), dim, index, src, reduce=reduce)
     return _scatter("scatter", x, dim, index, src)
 
 
 @public(keywords={"value": "src"})
-def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand) -> Tensor:
+def scatter_(x: Tensor, dim: int, index: Tensor, src: Operand, *, reduce: str | None = None) -> Tensor:
     """Compute `scatter` in place."""
+    if reduce is not None:
+        if reduce not in ("add", "multiply"):
+            raise UsageError(f"scatter: reduce is {reduce!r}", next='pass "add" or "multiply"')
+        if not isinstance(src, TensorBase):
+            src = apply(
+                elementwise.fill, value=src, shape=index.array.shape, dtype=x.array.dtype, device=x.array.device
+            )
+        return x.scatter_reduce_(dim, index, src, "sum" if reduce == "add" else "prod")
     return _scatter("scatter_", x, dim, index, src)
 
 

@@ -887,9 +887,11 @@ class Methods:
         """Compute `rsqrt` in place."""
     def rsub(self, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
         """Return other - alpha·x."""
-    def scatter(self, dim: int, index: Tensor, src: Tensor | float, *, out: Tensor | None = None) -> Tensor:
+    def scatter(
+        self, dim: int, index: Tensor, src: Tensor | float, *, reduce: str | None = None, out: Tensor | None = None
+    ) -> Tensor:
         """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins."""
-    def scatter_(self, dim: int, index: Tensor, src: Tensor | float) -> Self:
+    def scatter_(self, dim: int, index: Tensor, src: Tensor | float, *, reduce: str | None = None) -> Self:
         """Compute `scatter` in place."""
     def scatter_add(self, dim: int, index: Tensor, src: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """Return x with y[i, index[i, j, k], k] += src[i, j, k] for dim = 1; repeated writes accumulate in order."""

@@ -50,6 +50,11 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
             raise UsageError(f"tensordot: {count} dimensions of shapes {shapes[0]} and {shapes[1]}")
         dims = (range(len(shapes[0]) - count, len(shapes[0])), range(count))
     left, right = ([normalize_axis(d, len(s)) for d in v] for v, s in zip(dims, shapes, strict=True))
+    if len(left) == len(right):  # a dimension of one element is summed with each of the other's
+        for i, j in zip(left, right, strict=True):
+            if 1 in (shapes[0][i], shapes[1][j]) and shapes[0][i] != shapes[1][j]:
+                a, b = (a, reduce.sum(b, j, keepdim=True)) if shapes[0][i] == 1 else (reduce.sum(a, i, keepdim=True), b)
+        shapes = a.array.shape, b.array.shape
     if len(left) != len(right) or any(shapes[0][i] != shapes[1][j] for i, j in zip(left, right, strict=True)):
         raise ShapeError(f"tensordot: dimensions {left} of {shapes[0]} and {right} of {shapes[1]} do not match")
     rest = [[d for d in range(len(s)) if d not in used] for s, used in zip(shapes, (left, right), strict=True)]

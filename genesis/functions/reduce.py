@@ -244,6 +244,11 @@ def norm(
         p: any number, including ±∞; "fro" means 2.
         dtype: dtype to which x is cast first.
     """
+    if p == "nuc" and array_of(x, "norm").ndim > 1:
+        from genesis.functions.matrix_norms import matrix_norm
+
+        over = dim if dim is not None else tuple(range(x.array.ndim))
+        return matrix_norm(x, "nuc", over, keepdim, dtype=dtype, out=out)
     names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
     power = names.get(p) if p is None or isinstance(p, str) else float(number(p, "norm", "p"))
     if power is None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
-from genesis.dtypes import BOOL, bool_, float32, float64, iinfo, int32, int64
-from genesis.errors import DimensionError, DTypeError, ShapeError, UsageError
+from genesis.dtypes import BOOL, bool_, default_dtype, float32, float64, iinfo, int32, int64
+from genesis.errors import DimensionError, DTypeError, NumericError, ShapeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions import reduce
 from genesis.functions.create import arange, full_like, ones, tensor, zeros, zeros_like
@@ -135,6 +135,8 @@ def diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, ap
     if n < 0:
         raise UsageError(f"diff: n is {n}, expected at least 0")
     dim, _ = _line("diff", x, dim)
+    if not n:
+        return clone(x)
     parts = [part for part in (prepend, x, append) if part is not None]
     x = cat(parts, dim) if len(parts) > 1 else x
     for _ in range(builtins.min(n, x.array.shape[dim])):
@@ -150,6 +152,16 @@ def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweig
     if array_of(x, "cov").ndim > 2:
         raise ShapeError(f"cov takes at most 2 dimensions, got shape {x.array.shape}")
     rows = reshape(x, 1, -1) if x.array.ndim < 2 else x
+    rows = rows if x.array.dtype.is_floating_point else to_dtype(rows, default_dtype())
+    for name, given, takes_floats in (("fweights", fweights, False), ("aweights", aweights, True)):
+        if given is None:
+            continue
+        if array_of(given, "cov").shape != rows.array.shape[1:]:
+            raise ShapeError(f"cov: {name} has shape {given.array.shape}, expected {rows.array.shape[1:]}")
+        if given.array.dtype.is_floating_point != takes_floats:
+            raise DTypeError(f"cov: {name} is {given.array.dtype}", next="pass integer fweights and float aweights")
+        if bool(pw.lt(given, 0).any()):
+            raise NumericError(f"cov: a weight of {name} is negative")
     weights = fweights if aweights is None else aweights if fweights is None else pw.mul(fweights, aweights)
     if weights is None:
         count: Any = rows.array.shape[1]
@@ -165,7 +177,7 @@ def cov(x: Tensor, *, correction: int = 1, fweights: Tensor | None = None, aweig
     product = (centred if scaled is None else pw.mul(centred, scaled)) @ centred.T
     norm = builtins.max(count, 0) if isinstance(count, int) else clamp(count, 0)
     result = div(product, norm)
-    return reshape(result, ()) if x.array.ndim < 2 else result
+    return reshape(result, ()) if rows.array.shape[0] == 1 else result
 
 
 @public

@@ -28,7 +28,7 @@ FEW = 5 / math.sqrt(60_000)  # five standard errors of a mean of that many
 
 def test_constants() -> None:
     assert (values(init.zeros_, 3) == 0).all() and (values(init.ones_, 3) == 1).all()
-    assert (values(init.constant_, 3, value=2.5) == 2.5).all()
+    assert (values(init.constant_, 3, val=2.5) == 2.5).all()
 
 
 def test_uniform_and_normal() -> None:

@@ -26,16 +26,16 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (5_600, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
-    "core and nn": (23_130, ("genesis/",)),
+    "core and nn": (23_190, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (13_760, ()),
+    "docstrings": (13_764, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (83_720, ("tests/",)),
+    "tests": (83_840, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

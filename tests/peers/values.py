@@ -65,6 +65,8 @@ class Copies:
             return self.tensors[id(value)]
         if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
             raise Skipped(f"a tensor with {value.layout} on {value.device}")
+        if value.ndim > 64:
+            raise Skipped("numpy has at most 64 dimensions")
         plain = value.detach().resolve_conj().resolve_neg()
         key = (plain.untyped_storage().data_ptr(), plain.dtype)
         if key not in self.storages or not key[0]:
@@ -97,6 +99,7 @@ def numbers(value: Any) -> np.ndarray:
     value = value.detach()
     if isinstance(value, torch.Tensor):
         value = value.cpu().resolve_conj().resolve_neg()
+        value = value.clone() if value._is_zerotensor() else value
         if value.dtype == torch.bfloat16:
             return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
         return value.numpy()
@@ -165,7 +168,7 @@ def _rebound_cell(value: Any) -> Any:
 
 def flat(value: Any) -> list[Any]:
     """Return the tensors and numbers of a nested result, in order."""
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
+    if isinstance(value, (list, tuple)) and not isinstance(value, (torch.Size, genesis.Size)):
         return [leaf for each in value for leaf in flat(each)]
     if isinstance(value, dict):
         return [leaf for each in value.values() for leaf in flat(each)]
