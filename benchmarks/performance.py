@@ -68,12 +68,12 @@ SECTIONS = (
     ),
     Section(
         "Ranks",
-        "Data parallel with ZeRO-1, compared with torch's DDP and FSDP2 on the same lean model. `genesis bench-model\n"
+        "Data parallel with ZeRO-1, compared with torch's DDP on a minimal model. `genesis bench-model\n"
         "--nproc 2 --vs torch` measures it; [ranks](ranks.md#what-it-costs) explains the columns.",
         "ranks",
         "steps",
         ("size", "shape", "ranks", "gpu", "step", "tokens_per_second", "scaling", "peer", "peer_step", "ratio"),
-        lambda row: row["peer"] is not None,
+        lambda row: row["peer"] == "torch DDP",
     ),
     Section(
         "Generation on a GPU",

@@ -20,7 +20,7 @@ from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
-from genesis_cli.session.bench_steps import RandomTokens
+from genesis_cli.session.bench_model import RandomTokens
 
 __all__ = ["entered_files"]
 

@@ -181,12 +181,11 @@ def measure(
 def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool) -> Measured:
     """Measure training steps of the model."""
     from genesis.backend import CPU
-    from genesis_cli.session.bench_model import measure_model
-    from genesis_cli.session.bench_steps import FAST, THOROUGH, Request, Settings
+    from genesis_cli.session.bench_model import FAST, THOROUGH, Request, measure_model
     from genesis_models.weights import weight_type
 
     dtype = weight_type(None, device, config.stored_dtype, trains=True).name
     batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    settings = Settings(dtype, plan=FAST if is_fast else THOROUGH)
-    return measure_model(Request(config, cases, device, settings, title=f"Training steps of {name}, {dtype}"))
+    plan, title = FAST if is_fast else THOROUGH, f"Training steps of {name}, {dtype}"
+    return measure_model(Request(config, cases, device, dtype, plan=plan, title=title))

@@ -52,13 +52,6 @@ def is_rank() -> bool:
     return read_world(os.environ).size > 1
 
 
-def is_main() -> bool:
-    """Whether this process writes and prints for its job, according to the launcher's variables."""
-    from genesis.distributed.environment import read_world
-
-    return read_world(os.environ).rank == 0
-
-
 def launched(command: str, words: Sequence[str], count: int) -> int:
     """Run `genesis command words…` as `count` ranks of this host, and return their exit code."""
     from genesis.distributed.launch import launch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from statistics import median
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,9 +21,8 @@ from genesis_cli.measured import (
     peer_of,
     raise_first,
     show,
-    words_of,
 )
-from genesis_cli.nproc import is_main, launched, ranks_of_run
+from genesis_cli.nproc import is_rank
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, TorchPython, VsTorch
 
 if TYPE_CHECKING:
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
     from genesis_cli.session.profiling import Profile
 
 STEPS, MOST_STEPS = 5, 1000  # profiled unless said otherwise, and at most
-OF_RUNS = ("config", "overrides", "steps", "out", "nvtx", "nproc")
-RANKS = "Take the run's steps in N processes of this host, ranks, and show what they send each other; all: one for"
+OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
 STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
 ARCH = "The GPU to show code for.  [default: this GPU; sm_90 where there is none]"
 Config = Annotated[
@@ -63,7 +60,6 @@ Out = Annotated[
     str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory here.")
 ]
 Nvtx = Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")]
-NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} each GPU, or each CPU core.")]
 
 
 def profile(
@@ -83,14 +79,12 @@ def profile(
     steps: Steps = STEPS,
     out: Out = None,
     nvtx: Nvtx = False,
-    nproc: NProc = None,
     json: JsonFile = None,
 ) -> None:
     """Explain the time of an op or of a training run.
 
     Prints times with their confidence, the share of this machine's measured limits, memory, and what would help.
-    A case that fails does not end the run; the exit code is that of the first one. With --nproc a rank that fails, or a
-    signal, ends all of them, without a report.
+    A case that fails does not end the run; the exit code is that of the first one.
     """
     asked = SimpleNamespace(**context.params)
     if is_run(context):
@@ -199,34 +193,32 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
 
     if not 1 <= asked.steps <= MOST_STEPS:
         raise UsageError(f"{asked.steps} steps cannot be profiled", where="--steps", next=f"take 1 to {MOST_STEPS}")
+    if is_rank():
+        next = "start it without a launcher; genesis bench-model --nproc measures ranks"
+        raise UsageError("a run is profiled in one process", where="command line", next=next)
     loaded = recipes.load(asked.config, asked.overrides or [])
-    ranks = 1 if asked.nproc is None else ranks_of_run(asked.nproc, loaded)
     ranges = Nvtx() if asked.nvtx else None
-    folder = made_folder(asked.out) if asked.out is not None and is_main() else None
-    if ranks > 1:
-        raise typer.Exit(launched("profile", words_of(context, "nproc", between="="), ranks))
+    folder = None if asked.out is None else made_folder(asked.out)
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), ranges=ranges)
-    if found is not None:  # rank 0
-        report = _report(command_of(context, "profile"), loaded, found)
-        written = [] if folder is None else list(_write(folder, report, found))
-        show(report, [*to_text(report), *written], asked.json)
+    report = _report(command_of(context, "profile"), loaded, found)
+    written = [] if folder is None else list(_write(folder, report, found))
+    show(report, [*to_text(report), *written], asked.json)
 
 
 def _report(command: str, config: RunConfig, found: Profile) -> Report:
     from genesis.backend import CPU
-    from genesis.measure.collectives import collective_table
-    from genesis.measure.run import memory_table, step_tables
+    from genesis.measure.record import format_bytes, format_seconds
+    from genesis.measure.run import step_tables
 
     report = new_report("profile-run", command, found.device)
     report.tables = list(step_tables(found.recorded, found.device != CPU))
-    if found.collectives is not None:
-        report.command += f" --nproc {found.ranks}"
-        report.tables.append(collective_table(found.collectives, found.ranks, median(found.recorded[0].plain)))
-        report.notes.append("The tables of steps and memory are rank 0's.")
-    report.tables.append(memory_table(found.memory))
+    (began, before), *samples = ((at, each["allocated"]) for at, each in found.memory_step.tracks[0].samples)
+    moment, peak = max([(began, before), *samples], key=lambda sample: sample[1])
+    when = f"{format_seconds(moment - began)} into an eager step"
+    report.notes.append(f"Memory peaks at {format_bytes(peak)}, {when}; {format_bytes(before)} exist before it.")
     settings: dict[str, Cell] = {
         "model": found.model.config.model_type,
         "parameters": sum(p.numel() for p in found.model.parameters()),
@@ -234,7 +226,6 @@ def _report(command: str, config: RunConfig, found: Profile) -> Report:
         "rows": config.train.batch_size,
         "tokens": config.data.seq_len,
         "micro-batches": config.train.accumulation_steps,
-        "ranks": found.ranks if found.ranks > 1 else None,
         "threads": found.threads,
     }
     report.settings = settings

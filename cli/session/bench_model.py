@@ -1,75 +1,137 @@
-"""`genesis bench-model`: measures the cases of a request, in one process or in ranks, and compares with torch."""
+"""`genesis bench-model`: measures training steps of a model, alone or in ranks, and compares them with torch."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, cast
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
 
 from genesis import cuda
-from genesis.backend import CPU
+from genesis.array import Array
+from genesis.backend import CPU, Device
+from genesis.data.loader import Batch
 from genesis.dtypes import as_dtype
-from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
-from genesis.measure.collectives import StepTimes, collective_table, timed_collectives
+from genesis.errors import DeviceError, DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.measure.limits import Limits, limits_of
-from genesis.measure.peer import Child, PeerLacks, ratio_of, started
+from genesis.measure.memory import peak_bytes
+from genesis.measure.peer import Child, PeerError, Ratio, ratio_of, started
 from genesis.measure.record import Column, Failure, Table, format_seconds, table
 from genesis.measure.run import (
     MOST,
     UNTIL_CAPTURED,
     Recorded,
+    Subject,
     Sums,
     free_graphs,
     part_columns,
     plain_steps,
     recorded_steps,
+    step_seconds,
 )
 from genesis.measure.session import Recording
-from genesis.measure.timing import Timing
-from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
+from genesis.measure.timing import Plan, Timing, measure
+from genesis.train.config import OptimConfig
+from genesis.train.device_steps import steps_of
+from genesis.train.optimizer import build_optimizer
+from genesis.train.ranks import ALONE, FIRST_STEPS_S, Ranks
 from genesis.train.state import TrainState
+from genesis.train.step import take_step
 from genesis_cli.measured import show_progress
-from genesis_cli.session import bench_steps as steps
-from genesis_cli.session.bench_steps import Memory, Notify, Request
+from genesis_cli.session.profiling import subject_of
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
+from genesis_models.engine.device_rows import release
 from genesis_models.fuse import FusedAttention, FusedHeadNormAttention
-from genesis_models.registry import without_memory
+from genesis_models.registry import build, parameter_count, without_memory
 
 PHASES = ("forward", "backward", "optimizer")
-NO_ROOM = "one rank alone has no room for it, so its scaling is not known"
-WATCHED_STEPS = {"cpu": 5, "cuda": 20}  # whose collectives are timed
+FORMULA = "tokens × (6 N + 6 L h S)"
+OPTIMIZER: Final = "adamw"
+LR, MAX_NORM = 1e-5, 1.0
+DRAWN = 4  # different batches, which steps take in turn
+EVERY = 64  # steps between two readings of their figures
+RECORDED = 3  # steps whose ops are timed
+FAST = Plan(precision=0.05, seconds=1.0, warm_up=0.2, most_calls=1)
+THOROUGH = Plan(seconds=10.0, warm_up=0.5, most_calls=1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The steps to measure.
+
+    Attributes:
+        cases: (batch, length) of each case; in ranks, of each rank's batch.
+        dtype: dtype of weights and activations.
+        checkpointing: checkpointing of activations: none, selective or full.
+        plan: duration and precision of each case; a sample holds one step.
+        versus: whether to compare with torch.
+        python: the interpreter that has torch; None for this one.
+        title: title of the table of steps.
+    """
+
+    config: ModelConfig
+    cases: Sequence[tuple[int, int]]
+    device: Device
+    dtype: str
+    checkpointing: str = "none"
+    plan: Plan = field(default=THOROUGH)
+    versus: bool = False
+    python: str | None = None
+    title: str = ""
+
+
+class Memory(NamedTuple):
+    """Bytes of a step.
+
+    Attributes:
+        optimizer: running averages, and masters of 2-byte weights.
+        peak: on a GPU, peak allocated bytes. On the CPU, the three others plus the peak that a step adds to them, which
+            includes Python's objects.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    peak: int
+
+    @property
+    def rest(self) -> int:
+        """Activations and workspace at the peak."""
+        return self.peak - self.weights - self.gradients - self.optimizer
 
 
 @dataclass
 class Case:
-    """Steps on batches of one size, measured in one process or in ranks.
+    """Measured steps on batches of one size.
 
     Attributes:
-        batch, length: of a rank's batch.
-        step: wall time of a step as `genesis train` takes it: on a GPU a captured one, in ranks the slowest rank's.
-        by_rank: seconds of a step on each rank.
-        memory: of each rank.
-        phases, ops: of recorded steps; empty in ranks, and where recording failed.
-        times: the collectives of a step; None in one process.
-        scaling: tokens a second of a rank over those of one process alone; None if that is unknown.
+        step: wall time of a step as `genesis train` takes it: captured on a GPU, the slowest rank's in ranks.
+        memory: memory of the rank with the highest peak.
+        phases, ops: seconds by phase and rows of ops; empty in ranks, and if recording failed.
+        scaling: a rank's tokens per second divided by those of one process alone.
+        peer: the step in torch.
+        peer_memory: torch's peak memory; None on the CPU.
     """
 
     batch: int
     length: int
     step: Timing
-    by_rank: list[float]
-    memory: list[Memory]
+    memory: Memory
     flops: int
     limits: Limits
+    ranks: int = 1
     phases: dict[str, float] = field(default_factory=dict)
     ops: list[dict[str, Any]] = field(default_factory=list)
-    times: StepTimes | None = None
     scaling: float | None = None
+    peer: Ratio | None = None
+    peer_memory: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -79,58 +141,142 @@ class Case:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all ranks."""
-        return len(self.by_rank) * self.batch * self.length / self.step.seconds
+        """Tokens per second of all ranks."""
+        return self.ranks * self.batch * self.length / self.step.seconds
 
-    def over(self, rate: float | None) -> float | None:
-        """FLOPs a second of a rank over a rate: model FLOP utilization."""
+    def share_of(self, rate: float | None) -> float | None:
+        """A rank's FLOP rate divided by `rate`: model FLOP utilization."""
         return self.flops / self.step.seconds / rate if rate else None
 
 
-def bench_model(
-    request: Request, limits: Limits, notify: Notify = print, ranks: Ranks = ALONE
-) -> Iterator[Case | Failure]:
-    """Measure each case of a model with random weights: a call of all ranks.
+# --- Steps on random tokens -------------------------------------------------------------------------------------------
 
-    Raises:
-        GenesisError: in ranks, where a case that fails ends the job, because other ranks wait in it.
+
+def step_flops(config: ModelConfig, batch: int, length: int) -> int:
+    """FLOPs of a step by `FORMULA`, without those that checkpointing repeats.
+
+    N counts all parameters (a tied head once). Each is used in a multiplication and an addition in forward, and twice
+    in backward. Attention takes 12·L·h·S per token, where h is the width of all heads; the causal half counts.
     """
-    model = steps.trained_model(request.config, request.device, request.settings)
+    width = config.num_attention_heads * config.head_dim
+    attention = 6 * config.num_hidden_layers * width * length
+    return batch * length * (6 * parameter_count(config) + attention)
 
-    def measured(batch: int, length: int) -> Case:
-        with ranks.during(f"measuring {batch}x{length}", FIRST_STEPS_S):
-            return measured_case(model, batch, length, request, limits, ranks)
 
-    return steps.each_case(request, model, measured, notify, ranks)
+class RandomTokens:
+    """Replaces a run's loader: batches of random tokens, in which each row is one document."""
+
+    def __init__(self, batch_size: int, seq_len: int, vocab_size: int) -> None:
+        self.batch_size, self.seq_len, self.vocab_size = batch_size, seq_len, vocab_size
+
+    def batch(self, epoch: int, index: int) -> Batch:
+        """Batch `index`; an epoch has no last batch."""
+        b, t = self.batch_size, self.seq_len
+        ids = np.random.default_rng((epoch, index)).integers(0, self.vocab_size, (b, t))
+        positions = np.broadcast_to(np.arange(t), (b, t))
+        return Batch(epoch, index, ids, ids, positions, b * (t - 1), b * t, np.zeros((0, 4), np.int64))
+
+    def batches(self) -> Iterator[Batch]:
+        """`DRAWN` batches in turn, all made before the first is yielded."""
+        return itertools.cycle([self.batch(0, index) for index in range(DRAWN)])
+
+    def describe(self, batch: Batch) -> list[str]:
+        """Describes a batch for an error about it."""
+        return [f"random tokens, batch {batch.index}"]
+
+
+def trained_model(request: Request) -> CausalLM:
+    """A model with random weights, ready for training."""
+    model = build(request.config, seed=0, device=str(request.device), dtype=request.dtype)
+    model.activation_checkpointing = request.checkpointing
+    model.train()
+    return model
+
+
+def new_state(model: CausalLM, batch: int, length: int, ranks: Ranks = ALONE) -> TrainState:
+    """A run of `model` before its first step, with a new optimizer; each rank has one batch per step."""
+    loader: Any = RandomTokens(batch, length, model.config.vocab_size)
+    optim = OptimConfig(name=OPTIMIZER, lr=LR)
+    optimizer = build_optimizer(optim, model.named_parameters(), 0, ranks.size, ranks.group)
+    return TrainState(model, optimizer, loader, ranks=ranks)
+
+
+def random_steps(state: TrainState, device: Device, notes: list[str]) -> Subject:
+    """The steps of a run. A GPU captures the third step as a CUDA graph, or `notes` gets the reason why it does not."""
+    batches, state.step = cast(Any, state.loader).batches(), 0
+    on_device = None if device == CPU else steps_of(state)(state, device, MAX_NORM, EVERY, notes.append)
+
+    def drawn() -> list[Batch]:
+        return list(itertools.islice(batches, state.ranks.size))
+
+    return subject_of(state, device, on_device, drawn, lambda: LR, MAX_NORM)
+
+
+def timed(subject: Subject, ranks: Ranks, plan: Plan) -> Timing:
+    """The time of a step on the slowest rank; all ranks call this together.
+
+    The plan's clock sums the times that the ranks exchange, so that all ranks take the same number of steps.
+    """
+    clock = 0.0
+
+    def sample(_: int) -> float:
+        nonlocal clock
+        own = step_seconds(subject)
+        subject.settle()
+        ranks.record_seconds(own)
+        slowest = max(ranks.in_turn([own]))
+        clock += slowest
+        return slowest
+
+    return measure(sample, replace(plan, clock=lambda: clock))
+
+
+def memory_of(state: TrainState, device: Device) -> Memory:
+    """The memory of the rank with the highest peak since the last reset; all ranks call this together."""
+    ranks, persistent = state.ranks, cast("dict[str, Sequence[Array]]", state.persistent())
+    own = [sum(each.nbytes for each in persistent[name]) for name in ("weights", "gradients", "optimizer")]
+    if device == CPU:
+        batches = [cast(Any, state.loader).batch(0, 0)] * ranks.size
+        own.append(sum(own) + peak_bytes(lambda: take_step(state, batches, LR, MAX_NORM, CPU), CPU))
+    else:
+        own.append(cuda.max_memory_allocated(device))
+    every = [int(number) for number in ranks.in_turn(own)]
+    return max((Memory(*every[rank :: ranks.size]) for rank in range(ranks.size)), key=lambda memory: memory.peak)
+
+
+# --- Cases ------------------------------------------------------------------------------------------------------------
 
 
 def measured_case(
-    model: CausalLM, batch: int, length: int, request: Request, limits: Limits, ranks: Ranks = ALONE
+    model: CausalLM, batch: int, length: int, request: Request, limits: Limits, child: Child | None, ranks: Ranks
 ) -> Case:
-    """Take steps of one size with a new optimizer: first unwatched, then recorded or, in ranks, their collectives."""
-    device, notes, state = request.device, list[str](), steps.new_state(model, batch, length, ranks)
+    """Take steps of one size with a new optimizer: unwatched ones, some beside torch's, and in one process recorded
+    ones.
+    """
+    device, notes, state = request.device, list[str](), new_state(model, batch, length, ranks)
     free_graphs(device)
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
-    step, by_rank = steps.timed(steps.captured_steps(state, device, notes), ranks, request.settings.plan)
-    memory, flops = steps.memory_of(state, device), steps.step_flops(model.config, batch, length)
-    case = Case(batch, length, step, by_rank, memory, flops, limits, notes=notes)
-    if ranks.size > 1:
-        count = WATCHED_STEPS[device.type]
-        captured = partial(steps.captured_steps, state, device, [])
-        case.times = timed_collectives(state.optimizer, ranks.group, captured, count, ranks.in_turn)
-    else:
+    subject = random_steps(state, device, notes)
+    # Ranks capture one step later, because they exchange after the first step's backward.
+    plain_steps(subject, 0, 0 if device == CPU else UNTIL_CAPTURED + (ranks.size > 1))
+    step, flops = timed(subject, ranks, request.plan), step_flops(model.config, batch, length)
+    case = Case(batch, length, step, memory_of(state, device), flops, limits, ranks.size, notes=notes)
+    if child is not None:
+        compare(case, subject, child, request, ranks)
+    del subject
+    if ranks.size == 1:
         record_parts(case, state)
     return case
 
 
 def record_parts(case: Case, state: TrainState) -> None:
-    """Record steps and divide them by phase and op; a note says where that fails."""
+    """Record steps and divide them by phase and op. If that fails, a note says why."""
     failed, found, device = list[str](), list[Recording](), case.limits.device
     free_graphs(device)
     try:
-        subject = steps.random_steps(state, device, failed)
-        found = recorded_steps(subject, steps.RECORDED, 0 if device == CPU else UNTIL_CAPTURED)
+        subject = random_steps(state, device, failed)
+        found = recorded_steps(subject, RECORDED, 0 if device == CPU else UNTIL_CAPTURED)
     except (DeviceError, OutOfMemoryError) as error:
         failed.append(error.what)
     if failed:
@@ -140,7 +286,139 @@ def record_parts(case: Case, state: TrainState) -> None:
     case.ops, case.phases = sums.ops(), {row["name"]: row["share"] * case.step.seconds for row in sums.phases()}
 
 
-# --- Growth -----------------------------------------------------------------------------------------------------------
+def each_case(
+    request: Request, limits: Limits, child: Child | None = None, ranks: Ranks = ALONE
+) -> Iterator[Case | Failure]:
+    """Measure each case of a model with random weights. In ranks a case that fails ends the job.
+
+    On a terminal stderr shows the progress.
+    """
+    model = trained_model(request)
+    for i, (batch, length) in enumerate(request.cases, 1):
+        label = f"{batch}x{length}"
+        if ranks.is_main:
+            show_progress(f"{i} of {len(request.cases)}: {label}")
+        found: Case | Failure
+        try:
+            with ranks.during(f"measuring {label}", FIRST_STEPS_S):
+                found = measured_case(model, batch, length, request, limits, child, ranks)
+        except (InterruptedRun, DistributedError):
+            raise
+        except (GenesisError, MemoryError) as error:
+            if ranks.size > 1:
+                raise
+            found = Failure.of("step", label, error)
+        # Free the case's memory, which the frames of the error hold until here.
+        for parameter in model.parameters():
+            parameter.grad = None
+        release(model)
+        free_graphs(request.device)
+        yield found
+
+
+# --- Compared with torch ----------------------------------------------------------------------------------------------
+
+ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
+SHARE = 1 / 6  # share of the plan's time for each round of each side
+# Parameters that the layers of torch's model have, or may have.
+LEAN = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+LEAN |= {"input_layernorm", "post_attention_layernorm"}
+QKV_BIAS = {f"self_attn.{name}_proj.bias" for name in "qkv"}
+HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",
+)  # fmt: skip
+
+
+def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
+    """The sizes of torch's model for sequences of `length` tokens.
+
+    Raises:
+        PeerError: torch's model has other layers.
+    """
+    model = without_memory(config)
+    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
+    if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
+        raise PeerError(f"its model's layers have no {min(unknown)}")
+    # Layers with the same parameters may still use them differently.
+    forms = {type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers}
+    if not forms <= {FusedAttention, FusedHeadNormAttention}:
+        raise PeerError(f"its model's layers compute something else than those of {config.model_type}")
+    if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
+        raise PeerError(f"its model has no sliding window, and one of {window} is shorter than {length} tokens")
+    sizes = {name: getattr(config, name) for name in SIZES}
+    flags = {"qkv_bias": names >= QKV_BIAS, "head_norms": names >= HEAD_NORMS}
+    return {**sizes, **flags, "rope_theta": config.rope.theta}
+
+
+def compare(case: Case, subject: Subject, child: Child, request: Request, ranks: Ranks) -> None:
+    """Interleave rounds of our steps and torch's, by the slowest rank; a note says why torch cannot take them.
+
+    All ranks call this together, and torch's processes join a group of their own.
+    """
+    with tempfile.TemporaryDirectory() as folder:  # torch's processes find each other by a file in it
+        place = ranks.from_main("torch's meeting place", f"{folder}/{case.label}")
+        group = {"rank": ranks.rank, "size": ranks.size, "place": place} if ranks.size > 1 else None
+        try:
+            config, failed = lean_config(request.config, case.length), ""
+            sizes = {"batch": case.batch, "length": case.length, "dtype": request.dtype}
+            child.ask("open", config=config, ranks=group, **sizes)
+        except GenesisError as error:
+            failed = error.what
+        if not ranks.all(not failed):
+            case.notes.append(f"{case.label} is not compared with torch: {failed or 'another rank failed'}")
+            return
+        rounds, peak = list[tuple[float, float]](), 0.0
+        count = min(max(round(request.plan.seconds * SHARE / case.step.seconds), LEAST_STEPS), MOST_STEPS)
+        for _ in range(ROUNDS):
+            ours, answer = plain_steps(subject, count, 0), child.ask("measure", count=count)
+            every = (ranks.in_turn(samples) for samples in (ours, answer["samples"]))
+            slowest = ([max(e[i : i + ranks.size]) for i in range(0, len(e), ranks.size)] for e in every)
+            mine, theirs = map(median, slowest)
+            rounds.append((mine, theirs))
+            peak = max(ranks.in_turn([answer["peak"] or 0]))
+        child.ask("close")
+        ranks.barrier("torch")
+    case.peer, case.peer_memory = ratio_of(rounds), int(peak) or None
+
+
+# --- Tables -----------------------------------------------------------------------------------------------------------
+
+CASE = Column("case", "case", "text", "Rows x tokens of a rank's batch.", "label")
+STEPS = [
+    CASE,
+    Column("step", "step", "s", "Median wall time of a step, as `genesis train` takes it.", "step.seconds"),
+    Column("half_width", "±", "share", "Half of the median's 95 % confidence interval.", "step.half_width"),
+    *(Column(n, n, "s", f"Time of {n}: its share of recorded steps.", f"phases.{n}") for n in PHASES),
+    Column("tokens_per_second", "tokens/s", "token/s", "Trained tokens per second of all ranks."),
+    Column("scaling", "of one rank", "share", "A rank's tokens/s as a share of one process alone."),
+    Column("flops_per_second", "FLOP/s", "FLOP/s", f"FLOP/s of a rank, by {FORMULA}.",
+           lambda c: c.flops / c.step.seconds),
+    Column("mfu", "MFU", "share", "FLOP/s as a share of the measured matmul's.",
+           lambda c: c.share_of(c.limits.flops_per_second)),
+    Column("mfu_sheet", "of the sheet", "share", "FLOP/s as a share of the data sheet's peak.",
+           lambda c: c.share_of(c.limits.data_sheet)),
+    Column("peak", "memory", "bytes", "Peak memory of the rank with the most.", "memory.peak"),
+    Column("peer_step", "torch", "s", "Median step of torch.", "peer.peer_seconds"),
+    Column("ratio", "vs torch", "ratio", "torch's time / ours, in interleaved rounds.", "peer.ratio"),
+    Column("ratio_band", "band of torch", "text", "Band of the ratio; noise if the rounds disagree.", "peer.band"),
+    Column("peer_memory", "torch's memory", "bytes", "Peak memory of torch."),
+    Column("is_noisy", "note", "text", "noisy: the machine was not quiet.", "step.note"),
+]  # fmt: skip
+MEMORY = [
+    CASE,
+    *(Column(n, n, "bytes", f"Bytes of {n}.", f"memory.{n}") for n in ("weights", "gradients", "optimizer")),
+    Column("rest", "activations, workspace", "bytes", "Other bytes at the peak.", "memory.rest"),
+    Column("peak", "peak", "bytes", "Peak memory.", "memory.peak"),
+]
+GROWTH = [
+    Column("axis", "grows", "text", "What grows."),
+    Column("before", "from", "text", "The smaller case."),
+    Column("case", "to", "text", "The larger case."),
+    Column("ratio", "time of a token", "ratio", "Time of a token, compared with the smaller case."),
+    Column("seconds", "step", "s", "Time of a step of the larger case."),
+]
 
 
 def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
@@ -156,278 +434,71 @@ def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
     return rows
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
-CASE = Column("case", "case", "text", "Rows x tokens of a rank's batch.", "label")
-STEPS = [
-    CASE,
-    Column("step", "step", "s", "Median wall time of a step, as `genesis train` takes it.", "step.seconds"),
-    Column("half_width", "±", "share", "Half of the median's 95 % confidence interval.", "step.half_width"),
-    *(Column(n, n, "s", f"Time of {n}: its share of recorded steps.", f"phases.{n}") for n in PHASES),
-    Column("tokens_per_second", "tokens/s", "token/s", "Trained tokens a second, of all ranks."),
-    Column("scaling", "of one rank", "share", "Tokens/s of a rank as a share of one process alone."),
-    Column("flops_per_second", "FLOP/s", "FLOP/s", f"Of a rank, by {steps.FORMULA}.",
-           lambda c: c.flops / c.step.seconds),
-    Column("mfu", "MFU", "share", "FLOP/s over the measured matmul's.", lambda c: c.over(c.limits.flops_per_second)),
-    Column("mfu_sheet", "of the sheet", "share", "FLOP/s over the data sheet's peak.",
-           lambda c: c.over(c.limits.data_sheet)),
-    Column("exposed", "exposed", "s", "Time in which a step waits for collectives.",
-           lambda c: c.times and sum(each.exposed for each in c.times.collectives)),
-    Column("computing", "computing", "s", "Time until a rank first waits, after forward and backward.",
-           "times.computing"),
-    Column("peak", "memory", "bytes", "Peak memory, of the rank with the most.",
-           lambda c: max(each.peak for each in c.memory)),
-    Column("is_noisy", "note", "text", "Whether the machine was not quiet.", "step.note"),
-]  # fmt: skip
-MEMORY = [
-    CASE,
-    *(Column(n, n, "bytes", f"Bytes of {n}.", f"memory.0.{n}") for n in ("weights", "gradients", "optimizer")),
-    Column("rest", "activations, workspace", "bytes", "At the peak.", "memory.0.rest"),
-    Column("peak", "peak", "bytes", "The most at one time.", "memory.0.peak"),
-]
-GROWTH = [
-    Column("axis", "grows", "text", "What grows."),
-    Column("before", "from", "text", "The smaller case."),
-    Column("case", "to", "text", "The larger case."),
-    Column("ratio", "time of a token", "ratio", "Over that of the smaller case."),
-    Column("seconds", "step", "s", "Time of a step of the larger case."),
-]
-RANKS = [
-    Column("rank", "rank", "count", "Number of the rank.", "0"),
-    Column("seconds", "step", "s", "Median of its own steps.", "1"),
-    Column("peak", "memory", "bytes", "The most at one time.", "2.peak"),
-]
-
-
 def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
-    """The tables about the steps of one process or of ranks; the last ones are about the largest case."""
+    """The tables of steps, memory and growth, and of the largest case's ops."""
+    notes = dict.fromkeys(note for case in cases for note in case.notes)
+    found = [
+        table("steps", title, STEPS, cases, notes=notes),
+        table("memory", "memory", MEMORY, cases),
+        table("growth", "growth", GROWTH, growths(cases)),
+    ]
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
-    count, notes = len(most.by_rank), dict.fromkeys(note for case in cases for note in case.notes)
-    if count == 1:
-        memory, growth = table("memory", "memory", MEMORY, cases), table("growth", "growth", GROWTH, growths(cases))
-        found = [table("steps", title, STEPS, cases, notes=notes), memory, growth]
+    if most.ops:
         rooms = [op for op in most.ops if "above" in op]
         first = max(rooms, key=lambda op: float(op["above"]), default=None)
         above = first and f"{first['name']} has the most room: {format_seconds(first['above'])} above its limit"
-        columns, title = part_columns("op", most.limits.device != CPU), f"ops of a step, {most.label}"
-        ops = table("ops", title, columns, most.ops, most=MOST, notes=[above] if above else [])
-        return [*found, ops] if most.ops else found
-    each = zip(range(count), most.by_rank, most.memory, strict=True)
-    found = [
-        table("ranks", f"{count} ranks, each with a batch of its own", STEPS, cases, notes=notes),
-        table("each", f"each rank, {most.label}", RANKS, each),
-    ]
-    return [*found, collective_table(most.times, count, most.step.seconds)] if most.times else found
-
-
-# --- Compared with torch ----------------------------------------------------------------------------------------------
-
-ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
-SHARE = 1 / 6  # of the plan's time for each round of each side
-# Parameters of a layer that the lean recipe's layers have, or may have.
-LEAN = {f"self_attn.{name}_proj" for name in "qkvo"} | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
-LEAN |= {"input_layernorm", "post_attention_layernorm"}
-QKV_BIAS = {f"self_attn.{name}_proj.bias" for name in "qkv"}
-HEAD_NORMS = {"self_attn.q_norm", "self_attn.k_norm"}
-# Its sizes, named as in a config.
-SIZES = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",
-)  # fmt: skip
-
-
-def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
-    """The sizes of the lean recipe's model, for sequences of `length` tokens.
-
-    Raises:
-        PeerLacks: the recipe's layers compute something else than the model's.
-    """
-    model = without_memory(config)
-    names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
-    if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
-        raise PeerLacks(f"the lean recipe's layers have no {min(unknown)}")
-    # Layers with the same parameters may still use them differently.
-    forms = {type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers}
-    if not forms <= {FusedAttention, FusedHeadNormAttention}:
-        raise PeerLacks(f"the lean recipe's layers compute something else than those of {config.model_type}")
-    if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
-        raise PeerLacks(f"the lean recipe has no sliding window, and one of {window} is shorter than {length} tokens")
-    sizes = {name: getattr(config, name) for name in SIZES}
-    flags = {"qkv_bias": names >= QKV_BIAS, "head_norms": names >= HEAD_NORMS}
-    return {**sizes, **flags, "rope_theta": config.rope.theta}
-
-
-def versus_torch(
-    request: Request, notify: Notify = print, ranks: Ranks = ALONE, ours: Sequence[tuple[float, int]] = ()
-) -> Iterator[dict[str, Any]]:
-    """A row for each recipe and case: a call of all ranks. A row notes what its recipe cannot do.
-
-    One process interleaves its own steps with torch's. In ranks the two share no memory: `ours` are the seconds of a
-    step and the peak memory of a rank that were measured before, for each case.
-
-    Raises:
-        UsageError, DeviceError: the peer is missing.
-    """
-    if not request.recipes:
-        return
-    model = steps.trained_model(request.config, request.device, request.settings) if ranks.size == 1 else None
-    for recipe in request.recipes:
-        notify(f"torch, {recipe}: starting")
-        with ExitStack() as stack, ranks.during(f"measuring torch, {recipe}", PREPARING_S):
-            # A file through which torch's processes find each other; it outlives them.
-            place = stack.enter_context(tempfile.TemporaryDirectory()) if ranks.is_main else ""
-            place = ranks.from_main("torch's meeting place", place)
-            child = stack.enter_context(started("steps", request.device, "torch", request.python))
-            for number, (batch, length) in enumerate(request.cases):
-                case = f"{batch}x{length}"
-                notify(f"torch {child.version}, {recipe}: {case}")
-                row: dict[str, Any] = {"recipe": recipe, "version": child.version, "case": case, "note": ""}
-                job = {"recipe": recipe, "batch": batch, "length": length, "dtype": request.settings.dtype}
-                if ranks.size > 1:
-                    job["ranks"] = {"rank": ranks.rank, "size": ranks.size, "place": f"{place}/{case}"}
-                try:
-                    raw = dict(request.config.raw) if recipe in ("eager", "compile") else None
-                    config = lean_config(request.config, length) if raw is None else raw
-                    row["warm_up"] = child.ask("open", config=config, **job)["warm_up"]
-                except GenesisError as error:
-                    row["note"] = error.what
-                if not ranks.all(not row["note"]):
-                    row["note"] = row["note"] or "another rank failed"
-                elif ranks.size > 1:
-                    step, peak = ours[number]
-                    row |= _compared(child, step, request, ranks)
-                    row["memory"] = row["peer_memory"] and peak
-                else:
-                    row |= _beside_ours(child, model, batch, length, request)
-                yield row
-            ranks.barrier("torch")
-
-
-def _beside_ours(child: Child, model: Any, batch: int, length: int, request: Request) -> dict[str, Any]:
-    """The cells of a case on one process, with our own steps between torch's."""
-    device, notes = request.device, list[str]()
-    if device != CPU:
-        cuda.reset_peak_memory_stats(device)
-    try:
-        subject = steps.captured_steps(steps.new_state(model, batch, length), device, notes)
-        if notes:
-            raise DeviceError(notes[0])
-
-        def own(count: int) -> float:
-            return median(plain_steps(subject, count, 0))
-
-        cells = _compared(child, own, request, ALONE)
-        return cells | {"memory": None if device == CPU else cuda.max_memory_allocated(device)}
-    except (GenesisError, MemoryError) as error:
-        return {"note": Failure.of("step", "", error).error}
-    finally:
-        steps.forget(model, device)
-
-
-def _compared(child: Child, own: Callable[[int], float] | float, request: Request, ranks: Ranks) -> dict[str, Any]:
-    """The ratio of the medians of some rounds, each of the slowest rank, and torch's peak memory.
-
-    Args:
-        own: our median, or a function that measures it over that many steps.
-    """
-    rounds, peak = list[tuple[float, float]](), 0.0
-    step = own(2) if callable(own) else own
-    count = min(max(round(request.settings.plan.seconds * SHARE / step), LEAST_STEPS), MOST_STEPS)
-    for _ in range(ROUNDS):
-        mine, answer = own(count) if callable(own) else own, child.ask("measure", count=count)
-        every = ranks.in_turn(answer["samples"])  # step by step
-        slowest = [max(every[i : i + ranks.size]) for i in range(0, len(every), ranks.size)]
-        rounds.append((mine, median(slowest)))
-        peak = max(ranks.in_turn([answer["peak"] or 0]))
-    child.ask("close")
-    return {"ratio": ratio_of(rounds), "peer_memory": int(peak) or None}
-
-
-PEERS = [
-    Column("recipe", "recipe", "text", "Of torch."),
-    Column("case", "case", "text", "Rows x tokens of a batch."),
-    Column("step", "Genesis", "s", "Median step of Genesis.", "ratio.seconds"),
-    Column("peer_step", "torch", "s", "Median step of torch.", "ratio.peer_seconds"),
-    Column("ratio", "ratio", "ratio", "Torch's time over Genesis's.", "ratio.ratio"),
-    Column("spread", "spread", "share", "Largest ratio of a round over the smallest, less 1.", "ratio.spread"),
-    Column("memory", "memory", "bytes", "Peak memory of Genesis."),
-    Column("peer_memory", "torch's memory", "bytes", "Peak memory of torch."),
-    Column("warm_up", "torch's warm-up", "s", "Its first steps, which compile."),
-    Column("note", "note", "text", "Why there is no ratio, or that it is noise.",
-           lambda row: row["note"] or ("noise" if row["ratio"].is_noisy else "")),
-    Column("version", "version", "text", "Of torch.", hidden=True),
-]  # fmt: skip
-
-
-# --- The whole --------------------------------------------------------------------------------------------------------
+        columns = part_columns("op", most.limits.device != CPU)
+        label = f"ops of a step, {most.label}"
+        found.append(table("ops", label, columns, most.ops, most=MOST, notes=[above] if above else []))
+    return found
 
 
 @dataclass
 class Measured:
-    """The results of a request, complete or interrupted."""
+    """The results of a request, complete or interrupted; `torch` is torch's version if it was compared."""
 
     request: Request
     limits: Limits
-    cases: list[Any] = field(default_factory=list)  # Case, or Generation
-    shared: list[Case] = field(default_factory=list)  # of ranks
+    cases: list[Case] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    peers: list[dict[str, Any]] = field(default_factory=list)
+    torch: str | None = None
     interrupted: bool = False
 
     def tables(self) -> list[Table]:
         """The tables of the report."""
-        if self.request.settings.new:
-            return [table("generation", "", steps.GENERATION, self.cases)] if self.cases else []
-        found = [
-            each for cases in (self.cases, self.shared) if cases for each in step_tables(cases, self.request.title)
-        ]
-        if self.peers:
-            how = f"compared with torch {self.peers[0]['version']}; ratio above 1: Genesis is faster"
-            found.append(table("peers", how, PEERS, self.peers))
-        return found
-
-    def compare_with_one(self) -> None:
-        """Set the scaling of ranks. A case for which one process has no room gets a note and is not a failure."""
-        alone = {each.label: each for each in self.cases}
-        full = [each for each in self.failures if each.exit_code == OutOfMemoryError.exit_code]
-        for case in self.shared:
-            if one := alone.get(case.label):
-                case.scaling = case.tokens_per_second / len(case.by_rank) / one.tokens_per_second
-            elif any(each.label == case.label for each in full):
-                case.notes.append(f"{case.label}: {NO_ROOM}")
-        if self.shared:
-            self.failures = [each for each in self.failures if each not in full]
+        return step_tables(self.cases, self.request.title) if self.cases else []
 
 
 def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
-    """All ranks measure each case together, the first does so alone, and all compare with torch.
+    """All ranks measure each case together, then the first rank measures it alone. Only its result is complete.
 
-    On a terminal stderr shows the progress. Only the first rank has all of it. KeyboardInterrupt ends the measuring of
-    one process with the results so far.
+    KeyboardInterrupt ends the measuring of one process with the results so far.
+
+    Raises:
+        UsageError, DeviceError: torch is missing.
     """
-    device, dtype = request.device, as_dtype(request.settings.dtype)
+    device, dtype = request.device, as_dtype(request.dtype)
     rates = list(vars(limits_of(device, dtype)).values())[2:] if ranks.is_main else None
-    limits = Limits(device, dtype, *ranks.from_main("limits", rates))
-    measured, notify = Measured(request, limits), show_progress if ranks.is_main else lambda text: None
-    try:
-        if ranks.size > 1:
-            measured.shared += cast("Iterator[Case]", bench_model(request, limits, notify, ranks))
-        if ranks.is_main:
-            alone = steps.bench_generation if request.settings.new else bench_model
-            for each in alone(request, limits, notify):
+    found = Measured(request, Limits(device, dtype, *ranks.from_main("limits", rates)))
+    with ExitStack() as stack:
+        stack.callback(partial(show_progress, ""))
+        child = stack.enter_context(started("steps", device, "torch", request.python)) if request.versus else None
+        found.torch = None if child is None else child.version
+        try:
+            for each in each_case(request, found.limits, child, ranks):
                 if isinstance(each, Failure):
-                    measured.failures.append(each)
+                    found.failures.append(each)
                 else:
-                    measured.cases.append(each)
-            measured.compare_with_one()
-        ranks.barrier("one rank's steps")
-        times = [(case.step.seconds, max(each.peak for each in case.memory)) for case in measured.shared]
-        for row in versus_torch(request, notify, ranks, times):
-            measured.peers.append(row)
-    except KeyboardInterrupt:
-        if ranks.size > 1:
-            raise
-        measured.interrupted = True
-    finally:
-        notify("")
-    return measured
+                    found.cases.append(each)
+            if ranks.size > 1 and ranks.is_main:
+                for case, one in zip(found.cases, each_case(request, found.limits), strict=True):
+                    if isinstance(one, Failure):
+                        case.notes.append(f"{case.label}: one rank alone cannot take it: {one.error}")
+                    else:
+                        case.scaling = case.tokens_per_second / ranks.size / one.tokens_per_second
+            ranks.barrier("one rank's steps")
+        except KeyboardInterrupt:
+            if ranks.size > 1:
+                raise
+            found.interrupted = True
+    return found

@@ -1,7 +1,4 @@
-"""`genesis profile CONFIG`: sets a run up as `genesis train` does, profiles its first steps and leaves no run behind.
-
-All ranks take and record the same steps, and begin timed ones together; rank 0 reports its own.
-"""
+"""`genesis profile CONFIG`: sets a run up as `genesis train` does, profiles its first steps and leaves no files."""
 
 from __future__ import annotations
 
@@ -10,32 +7,29 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
-from genesis.measure.collectives import StepTimes, timed_collectives
-from genesis.measure.memory import Timeline
 from genesis.measure.recorder import Nvtx
-from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, memory_of, plain_steps, recorded_steps
+from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, plain_steps, recorded_steps
 from genesis.measure.session import Recording
 from genesis.train.config import Config
 from genesis.train.device_steps import DeviceSteps, steps_of
 from genesis.train.loop import Training
 from genesis.train.output import Output
-from genesis.train.ranks import FIRST_STEPS_S, PREPARING_S, Ranks
+from genesis.train.ranks import ALONE
 from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
 from genesis_cli.session.preparation import prepare_data, resolve_device
-from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.settings import settled
-from genesis_cli.session.training import advised, announce, arithmetic, assemble, same_settings
+from genesis_cli.session.training import advised, announce, arithmetic, assemble
 from genesis_models.blocks import CausalLM
 
 WARM_UP = 2  # eager steps before the measured ones
@@ -49,64 +43,42 @@ class Profile:
 
     Attributes:
         recorded: eager steps, preceded by captured ones on a GPU.
-        memory: of one eager step, recorded as `memory_step`.
-        threads: of this rank on the CPU; None on a GPU.
-        collectives: of a step in several ranks, otherwise None.
+        memory_step: an eager step with its memory.
+        threads: threads on the CPU; None on a GPU.
     """
 
     device: Device
     model: CausalLM
     recorded: list[Recorded]
-    memory: Timeline
     memory_step: Recording
-    ranks: int
     threads: int | None
-    collectives: StepTimes | None
 
 
-def profile(config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None) -> Profile | None:
+def profile(config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None) -> Profile:
     """Profile `steps` steps of the run that `config` describes, and take as many unwatched.
 
     Args:
         ranges: another profiler that shows phases, modules and ops.
 
-    Returns:
-        Rank 0's profile; None on the other ranks.
-
     Raises:
         GenesisError: as `genesis train` does.
     """
-    with (
-        advised(config),
-        cancelled_on_error(),
-        Interrupts(saves=False) as interrupts,
-        joined(config, console, interrupts) as ranks,
-        ranks.during("preparation", PREPARING_S),
-        ExitStack() as stack,
-    ):
-        training = _assembled(config, console if ranks.is_main else Output(None), interrupts, ranks, stack)
-        with ranks.during("profiling", FIRST_STEPS_S):
-            found = profiled(training, steps, ranges)
-        return found if ranks.is_main else None
+    with advised(config), cancelled_on_error(), Interrupts(saves=False) as interrupts, ExitStack() as stack:
+        return profiled(_assembled(config, console, interrupts, stack), steps, ranges)
 
 
-def _assembled(config: Config, console: Output, interrupts: Interrupts, ranks: Ranks, stack: ExitStack) -> Training:
+def _assembled(config: Config, console: Output, interrupts: Interrupts, stack: ExitStack) -> Training:
     """The run before its first step; the stack closes what it opened."""
-    device = resolve_device(config.train.device, ranks)
-    stack.enter_context(arithmetic(config, ranks))
+    device = resolve_device(config.train.device)
+    stack.enter_context(arithmetic(config, ALONE))
     config, dtype = settled(config, device)
-    config = same_settings(ranks, config)
     shape = model_config(config)
     with compiled_ahead(device):
-        memory = planned_memory(config, shape, device, ranks)
-    cache = ranks.from_main("cache", _cache(config, stack) if ranks.is_main else None)
-    with ranks.main_first("data"):  # other ranks find it in the cache, unless their host cannot reach it
-        own = cache if ranks.is_main or Path(cache).is_dir() else stack.enter_context(temporary_folder())
-        data = prepare_data(config, shape, console, own)
+        memory = planned_memory(config, shape, device, ALONE)
+    data = prepare_data(config, shape, console, _cache(config, stack))
     model = make_model(config, shape, data.tokenizer, device)
     announce(config, data, model, device, dtype, memory, console)
-    training = assemble(config, data, model, device, interrupts, console, ranks=ranks)
-    check_same_data(ranks, training.state.loader)
+    training = assemble(config, data, model, device, interrupts, console)
     model.train()
     return training
 
@@ -120,39 +92,25 @@ def _cache(config: Config, stack: ExitStack) -> str:
 
 
 def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Profile:
-    """The profile of an assembled run's next steps: a call of all ranks."""
+    """The profile of an assembled run's next steps."""
     model: Any = training.state.model
-    is_on_cpu, ranks = training.device == CPU, training.state.ranks.size
+    is_on_cpu = training.device == CPU
     notes: list[str] = []
     captured: list[float] = []
     if not is_on_cpu:
-        warm_up = UNTIL_CAPTURED + (ranks > 1)  # ranks exchange after the first step's backward
-        captured = plain_steps(_subject(training, _steps(training, EVERY, notes.append)), steps, warm_up)
+        captured = plain_steps(_subject(training, _steps(training, EVERY, notes.append)), steps, UNTIL_CAPTURED)
         gc.collect()  # frees the graphs
     subject = _subject(training, None if is_on_cpu else _eager(_steps(training, EVERY)))
     plain = plain_steps(subject, steps, WARM_UP)
     recorded = [Recorded("eager", plain, recorded_steps(subject, steps, 1, ranges), list(notes))]
-    memory = memory_of(subject)
+    (memory_step,) = recorded_steps(subject, 1, 0, has_memory=True)
     del subject
     gc.collect()
     if not is_on_cpu and not notes:  # the steps were captured
         subject = _subject(training, _steps(training, EVERY, notes.append))
         under_watch = recorded_steps(subject, steps, UNTIL_RECORDED, ranges)
         recorded.insert(0, Recorded("captured", captured, under_watch, notes))
-    collectives = _collectives(training, steps) if ranks > 1 else None
-    return Profile(training.device, model, recorded, *memory, ranks, threads() if is_on_cpu else None, collectives)
-
-
-def _collectives(training: Training, steps: int) -> StepTimes:
-    """The collectives of `steps` further steps."""
-    on_gpu, ranks = training.device != CPU, training.state.ranks
-
-    def captured() -> Subject:
-        subject = _subject(training, _steps(training, EVERY) if on_gpu else None)
-        plain_steps(subject, 0, UNTIL_CAPTURED if on_gpu else 0)
-        return subject
-
-    return timed_collectives(training.state.optimizer, ranks.group, captured, steps, ranks.in_turn)
+    return Profile(training.device, model, recorded, memory_step, threads() if is_on_cpu else None)
 
 
 def _steps(training: Training, every: int, note: Callable[[str], None] = lambda line: None) -> DeviceSteps:
@@ -207,8 +165,6 @@ def subject_of(
         take=take,
         settle=lambda: None if on_device is None else on_device.reading().results(),  # raises if a loss is not finite
         regions=regions,
-        persistent=lambda: cast(Any, state.persistent()),
-        group=state.ranks.group,
         begin=lambda: state.ranks.barrier("a step"),
         launched=state.ranks.launched,
     )

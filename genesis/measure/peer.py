@@ -86,10 +86,6 @@ class PeerError(DeviceError):
     """The peer could not do what it was asked for."""
 
 
-class PeerLacks(PeerError):
-    """The peer's environment lacks a library."""
-
-
 class Child:
     """A peer's process.
 
@@ -139,7 +135,7 @@ class Child:
             raise self._ended() from None
         said = self._read()
         if "error" in said:
-            raise (PeerLacks if "lacks" in said else PeerError)(str(said["error"]))
+            raise PeerError(str(said["error"]))
         return said
 
     def _read(self) -> dict[str, Any]:

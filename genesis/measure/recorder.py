@@ -27,7 +27,7 @@ from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
 from genesis.shapes import Shape
 
-OUTSIDE, IDLE, COLLECTIVE = "(outside ops)", "(idle)", "(collective)"
+OUTSIDE, IDLE = "(outside ops)", "(idle)"
 Level = Literal["phase", "module", "range", "op", "wait"]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -206,14 +206,6 @@ class Recorder:
             yield
         if self._first:
             self.ambient = "backward" if name == "forward" else name
-
-    @contextmanager
-    def collective(self) -> Iterator[None]:
-        """A phase and an op for a call in which ranks communicate; later work belongs to the phase before it."""
-        ambient = self.ambient
-        with self.phase("collectives"), self.frame("op", COLLECTIVE):
-            yield
-        self.ambient = ambient
 
     # --- Modules and the tape -----------------------------------------------------------------------------------------
 

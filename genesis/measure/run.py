@@ -13,22 +13,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from genesis import cuda
-from genesis.array import Array
 from genesis.backend import CPU, Device
-from genesis.distributed.group import Alone, Group
 from genesis.measure.limits import Limits, wait_for
-from genesis.measure.memory import Category, Timeline, Track, timeline
 from genesis.measure.record import Column, Table, format_seconds, format_share, table
 from genesis.measure.recorder import NOTHING, Key, Nvtx, Recorder, aggregated, by_key, decorated
 from genesis.measure.session import Recording, Session
 from genesis.nn import Module
 
-COLLECTIVES = ("reduce_scatter", "all_gather", "all_reduce")  # methods of a group that a step calls
-PHASES = ("forward", "backward", "optimizer", "collectives", "data", "idle")
+PHASES = ("forward", "backward", "optimizer", "data", "idle")
 MOST = 12  # rows of a table that people are shown
 UNTIL_CAPTURED = 4  # steps on a GPU: two are eager, one is captured, one is replayed
 
@@ -42,8 +38,6 @@ class Subject:
         take: launches a step on them.
         settle: reads the figures of the steps so far, outside of what is measured.
         regions: (object, method, phase): the methods that make up each phase, except backward.
-        persistent: returns the arrays that outlive a step.
-        group: the group of the step's collectives.
         begin: waits until all ranks begin a step.
         launched: called after a step is launched, before a wait for it.
     """
@@ -54,8 +48,6 @@ class Subject:
     take: Callable[[Sequence[Any]], None]
     settle: Callable[[], object]
     regions: Sequence[tuple[object, str, str]]
-    persistent: Callable[[], Mapping[Category, Sequence[Array]]]
-    group: Group = field(default_factory=Alone)
     begin: Callable[[], None] = lambda: None
     launched: Callable[[], None] = lambda: None
 
@@ -70,12 +62,11 @@ class Recorded:
     notes: list[str] = field(default_factory=list)
 
 
-def step_seconds(subject: Subject, begin: Callable[[], None] = lambda: None) -> float:
-    """Wall time of a step that all ranks begin together, after `begin`."""
+def step_seconds(subject: Subject) -> float:
+    """Wall time of a step that all ranks begin together."""
     wait = wait_for(subject.device)
     wait()
     subject.begin()
-    begin()
     started = time.perf_counter()
     subject.take(subject.batches())
     subject.launched()  # before the wait, which never ends where another rank is gone
@@ -99,49 +90,32 @@ def free_graphs(device: Device) -> None:
         cuda.empty_cache(device)
 
 
-def recorded_steps(subject: Subject, count: int, warm_up: int, ranges: Nvtx | None = None) -> list[Recording]:
-    """Recordings of `count` steps after `warm_up` others."""
-    session = Session(Recorder(subject.model, ranges, has_costs=True), subject.device, launched=subject.launched)
-    return _recorded(subject, session, count, warm_up)
-
-
-def memory_of(subject: Subject) -> tuple[Timeline, Recording]:
-    """One more eager step's memory by category, and its recording, without kernels."""
-
-    def launched() -> None:
-        subject.launched()
-        wait_for(subject.device)()
-
-    session = Session(Recorder(subject.model), CPU, [subject.device], launched)  # on a GPU, marks would take memory
-    (step,) = _recorded(subject, session, 1, 0)
-    found = timeline(step.tracks[0], step.frames, subject.persistent())
-    return found, replace(step, tracks=[Track("memory by category", found.samples)])
-
-
-def _recorded(subject: Subject, session: Session, count: int, warm_up: int) -> list[Recording]:
-    batches = session.recorder.phase("data")(subject.batches)
+def recorded_steps(
+    subject: Subject, count: int, warm_up: int, ranges: Nvtx | None = None, *, has_memory: bool = False
+) -> list[Recording]:
+    """Recordings of `count` steps after `warm_up` others; with memory they have no kernels."""
+    if has_memory:  # on a GPU, marks of kernels would take memory
+        session = Session(Recorder(subject.model), CPU, [subject.device])
+    else:
+        session = Session(Recorder(subject.model, ranges, has_costs=True), subject.device)
+    batches, wait = session.recorder.phase("data")(subject.batches), wait_for(subject.device)
     found = []
-    with session.watching(), _regions(subject, session), _frozen():
+    with ExitStack() as stack:
+        stack.enter_context(session.watching())
+        for owner, method, phase in subject.regions:
+            stack.enter_context(decorated(owner, **{method: session.recorder.phase(phase)}))
+        stack.enter_context(_frozen())
         for number in range(warm_up + count):
-            wait_for(subject.device)()
-            subject.begin()
+            wait()
             session.begin()
             subject.take(batches())
+            if has_memory:
+                wait()
             recording = session.end()
             if number >= warm_up:
                 found.append(recording)
             subject.settle()
     return found
-
-
-@contextmanager
-def _regions(subject: Subject, session: Session) -> Iterator[None]:
-    """Record phases and collectives inside the block."""
-    with ExitStack() as stack:
-        for owner, method, phase in subject.regions:
-            stack.enter_context(decorated(owner, **{method: session.recorder.phase(phase)}))
-        stack.enter_context(decorated(subject.group, **{name: session.collective(name) for name in COLLECTIVES}))
-        yield
 
 
 @contextmanager
@@ -282,11 +256,6 @@ COLUMNS = {
         Column("line", "line", "text", "Innermost caller outside the framework."),
     ),
 }
-MEMORY = (
-    Column("category", "memory", "text", "Activations live when forward ends; workspace comes and goes."),
-    Column("peak", "at the peak", "bytes", "Bytes when the sum is highest."),
-    Column("before", "before the step", "bytes", "Bytes that exist before the step."),
-)
 
 
 def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
@@ -327,12 +296,3 @@ def _notes(sums: Sums, first: Sums, ops: Sequence[Mapping[str, Any]]) -> Iterato
             yield f"Captured as a CUDA graph, an unwatched step takes {times}."
     for op in [row for row in ops if not row["name"].startswith("(")][:1]:
         yield f"The longest op is {op['name']}, {format_share(op['share'])}: see genesis profile --op {op['name']}."
-
-
-def memory_table(timeline: Timeline) -> Table:
-    """The memory of a step by category, when their sum is highest."""
-    (began, before), (moment, peak) = timeline.samples[0], timeline.samples[timeline.peak]
-    rows: list[dict[str, Any]] = [{"category": name, "peak": peak[name], "before": before[name]} for name in peak]
-    rows.append({"category": "sum", "peak": sum(peak.values()), "before": sum(before.values())})
-    note = f"The peak is in {timeline.peak_phase}, {format_seconds(moment - began)} into a step."
-    return table("memory", "memory", MEMORY, rows, notes=[note])

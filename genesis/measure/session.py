@@ -2,7 +2,7 @@
 
 Events time each kernel: around every launch, and after every kernel inside a CUDA graph. Between the events of separate
 launches the GPU is idle. Inside a graph a kernel's time starts where the previous kernel ended. Kernels run one after
-the other: neither a graph nor the comm stream overlaps them while they are marked. A collective counts as one kernel.
+the other: neither a graph nor the comm stream overlaps them while they are marked.
 """
 
 from __future__ import annotations
@@ -74,20 +74,12 @@ class Marks:
 
     Args:
         current: returns the host's innermost frame.
-        launched: called before a wait for launched work.
         keeps_graphs: whether graphs captured meanwhile are replayed later.
     """
 
-    def __init__(
-        self,
-        backend: CudaBackend,
-        current: Callable[[], Frame],
-        launched: Callable[[], None],
-        keeps_graphs: bool,
-    ) -> None:
-        self.backend, self._current, self._before_wait = backend, current, launched
+    def __init__(self, backend: CudaBackend, current: Callable[[], Frame], keeps_graphs: bool) -> None:
+        self.backend, self._current = backend, current
         self._keeps_graphs, self._wait = keeps_graphs, backend.driver.synchronize
-        self._in_collective = False
         self._marks: list[_Mark] = []
         self._kernels: list[Kernel] = []  # of graphs that were replayed again
         self._capture: list[_Mark] = []  # begins with a mark for the start of the capture
@@ -133,21 +125,8 @@ class Marks:
             self.backend.driver.destroy_event(events.pop())
 
     @contextmanager
-    def collective(self, name: str) -> Iterator[None]:
-        """Count the launches inside the block as one kernel."""
-        with self._marked(name, (), self.backend.stream):
-            self._in_collective = True
-            try:
-                yield
-            finally:
-                self._in_collective = False
-
-    @contextmanager
     def _marked(self, name: str, grid: tuple[int, ...], stream: int, outside: str = OUTSIDE) -> Iterator[None]:
         """Mark the launch inside the block."""
-        if self._in_collective:
-            yield
-            return
         driver = self.backend.driver
         in_graph = bool(self._capture) and bool(self.backend.pool.capturing)
         if in_graph:
@@ -197,7 +176,6 @@ class Marks:
                     plain_replay(executable, stream)
                 return
             if executable in self._replayed:
-                self._before_wait()
                 driver.synchronize()
                 self._read_graphs()
             plain_replay(executable, stream)
@@ -266,7 +244,6 @@ class Session:
     Args:
         device: its waits are recorded, and on a GPU its kernels.
         memory: devices whose memory is followed.
-        launched: called after work is launched, before a wait for it.
         keeps_graphs: whether graphs captured under watch are replayed later.
 
     Attributes:
@@ -278,14 +255,12 @@ class Session:
         recorder: Recorder,
         device: Device,
         memory: Sequence[Device] = (),
-        launched: Callable[[], None] = lambda: None,
         keeps_graphs: bool = False,
     ) -> None:
         self.recorder, self.started = recorder, 0.0
         self._backend: Any = cast(Any, backend_for(device))
-        self._launched, self._wait, self._marked = launched, wait_for(device), 0.0
-        on_gpu = device != CPU
-        self._marks = Marks(self._backend, recorder.current, launched, keeps_graphs) if on_gpu else None
+        self._wait, self._marked = wait_for(device), 0.0
+        self._marks = None if device == CPU else Marks(self._backend, recorder.current, keeps_graphs)
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
         self._watches: list[Any] = [*filter(None, [self._marks]), recorder, *self._memory]
         self._waiting = threading.local()  # has `inside` while a thread's wait is recorded
@@ -316,18 +291,11 @@ class Session:
     def end(self) -> Recording:
         """The recording since `begin`, as soon as the device is idle."""
         launched = time.perf_counter()
-        self._launched()
         self._wait()
         end, frames = time.perf_counter(), self.recorder.end()
         kernels = [] if self._marks is None else self._marks.kernels()
         tracks = [each.track() for each in self._memory]
         return Recording(self.started, launched, end, frames, kernels, self._marked, tracks)
-
-    @contextmanager
-    def collective(self, name: str) -> Iterator[None]:
-        """Record the block as a phase, an op and a kernel."""
-        with self.recorder.collective(), nullcontext() if self._marks is None else self._marks.collective(name):
-            yield
 
     @contextmanager
     def _waits_in(self, what: str) -> Iterator[None]:

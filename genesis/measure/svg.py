@@ -26,7 +26,6 @@ PHASES = {  # in the order of a step
     "forward": "#7aa8f0",
     "backward": "#f2a65a",
     "optimizer": "#7fc99a",
-    "collectives": "#e58aa0",
     "data": "#c9a0e8",
     "idle": "#b3b8c2",
     "whole": "#cfd4de",

@@ -222,8 +222,6 @@ def main() -> int:
                 reply = job.facts
             elif what == "measure":
                 reply = {"samples": samples_of(job.sample, **request), "peak": job.peak}
-        except ImportError as error:
-            reply = {"error": f"{error.name} is not installed there", "lacks": error.name}
         except Exception as error:  # the peer's exceptions are answers
             lines = str(error).strip().splitlines() or [""]
             reply = {"error": f"{type(error).__name__}: {lines[0][:300]}"}

@@ -1,9 +1,7 @@
-"""Training steps in torch, for a comparison: a recipe's model, AdamW, clipping. `torch_ops.py` runs it.
+"""Training steps in torch, for a comparison: a model written for speed, AdamW and clipping. `torch_ops.py` runs it.
 
-Recipes: `eager` is Hugging Face's model unchanged, `compile` the same under torch.compile, `lean` a model written for
-speed under torch.compile. For several processes, `ddp` is the lean model, compiled layer by layer, in
-DistributedDataParallel, and `fsdp2` the same, sharded layer by layer. In bf16 the weights stay float32 and compute runs
-under autocast.
+One process compiles the model with torch.compile. Several processes compile it layer by layer, in
+DistributedDataParallel. In bf16 the weights stay float32 and compute runs under autocast.
 """
 
 from __future__ import annotations
@@ -13,26 +11,12 @@ import importlib
 import itertools
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
-RECIPES = ("eager", "compile", "lean")
-RANK_RECIPES = ("ddp", "fsdp2")  # for several processes
 WARM_UP = 5  # steps; the first of them compile
 DRAWN = 4  # different batches, which steps take in turn
 LR, MAX_NORM = 1e-5, 1.0
 LIMIT_S, BUCKET_MB = 300.0, 64  # seconds that a process waits for another; size of a bucket of gradients
-
-# --- Models -----------------------------------------------------------------------------------------------------------
-
-
-def _hugging_face(raw: dict[str, Any]) -> tuple[Any, Callable[..., Any]]:
-    """The model that transformers builds from a config.json, in float32, and its loss."""
-    transformers = importlib.import_module("transformers")
-    kept = {name: value for name, value in raw.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    config = transformers.AutoConfig.for_model(raw["model_type"], **{**kept, "use_cache": False})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-    return model, lambda run, ids: run(input_ids=ids, labels=ids).loss
 
 
 def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
@@ -102,55 +86,45 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
     return model
 
 
-# --- Steps ------------------------------------------------------------------------------------------------------------
-
-
 class Job:
-    """A model that is trained on random tokens, by this process or by several with batches of their own.
+    """A model that is trained on random tokens, by this process or by several with their own batches.
 
     Args:
-        ranks: of several processes, the number of this one (`rank`), of all (`size`), and a file where they find each
-            other (`place`).
+        ranks: the number of this process (`rank`), the number of processes (`size`), and a file by which they find each
+            other (`place`); None for one process.
 
     Attributes:
-        facts: the number of parameters, and the seconds of the first steps, which compile.
+        facts: the number of parameters.
     """
 
     def __init__(
         self,
         torch: Any,
         device: str,
-        recipe: str,
         config: dict[str, Any],
         batch: int,
         length: int,
         dtype: str,
         ranks: dict[str, Any] | None = None,
     ) -> None:
-        self.torch, self.device, self.recipe = torch, device, recipe
+        self.torch, self.device = torch, device
         self.kind, self.dtype = "cpu" if device == "cpu" else "cuda", getattr(torch, dtype)
         self.group: Any = None if ranks is None else self._joined(**ranks)
         torch._dynamo.reset()
         torch.manual_seed(0)
-        self.loss: Callable[..., Any] | None = None
         with torch.device(device):  # a GPU draws random weights much faster
-            if recipe in ("lean", *RANK_RECIPES):
-                self.model = lean_model(torch, config, length)
-            else:
-                self.model, self.loss = _hugging_face(config)
+            self.model = lean_model(torch, config, length)
         self.model = self.model.to(device).train()
-        self.run = self.model if recipe == "eager" else self._shared() if self.group else torch.compile(self.model)
+        self.run = self._shared() if self.group else torch.compile(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LR, fused=True)
         self.batches = itertools.cycle(
             torch.randint(0, config["vocab_size"], (DRAWN, batch, length + 1), device=device)
         )
-        begun = time.perf_counter()
         for _ in range(WARM_UP):
             self.sample()
-        warm = time.perf_counter() - begun
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        self.facts = {"parameters": sum(p.numel() for p in self.model.parameters()), "warm_up": warm}
+        self.facts = {"parameters": sum(p.numel() for p in self.model.parameters())}
 
     def _joined(self, rank: int, size: int, place: str) -> Any:
         """The group of all processes."""
@@ -164,23 +138,14 @@ class Job:
         return group
 
     def _shared(self) -> Any:
-        """The model with exchanges around it. Layers are compiled one by one, so that gradients arrive one by one."""
-        torch = self.torch
-        if self.kind == "cuda":  # comparisons on CPUs leave the layers as they are
+        """The model in DistributedDataParallel. Compiled layers yield their gradients one after the other."""
+        where: dict[str, Any] = {}
+        if self.kind == "cuda":  # comparisons on CPUs leave the layers uncompiled
+            where = {"device_ids": [self.torch.cuda.current_device()]}
             for layer in self.model.layers:
                 layer.compile(dynamic=False)
-        if self.recipe == "ddp":
-            wrapped = importlib.import_module("torch.nn.parallel").DistributedDataParallel
-            where = {} if self.kind == "cpu" else {"device_ids": [torch.cuda.current_device()]}
-            return wrapped(
-                self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where
-            )
-        fsdp, size = importlib.import_module("torch.distributed.fsdp"), self.group.get_world_size()
-        mesh = importlib.import_module("torch.distributed.device_mesh").init_device_mesh(self.kind, (size,))
-        policy = fsdp.MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
-        for each in (*self.model.layers, self.model):
-            fsdp.fully_shard(each, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-        return self.model
+        wrapped = importlib.import_module("torch.nn.parallel").DistributedDataParallel
+        return wrapped(self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where)
 
     def sample(self) -> float:
         """Take a step, and return its seconds."""
@@ -190,9 +155,8 @@ class Job:
         self._wait()
         begun = time.perf_counter()
         x, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-        is_mixed = self.dtype is torch.bfloat16 and self.recipe != "fsdp2"
-        with torch.autocast(self.kind, torch.bfloat16, enabled=is_mixed):
-            loss = self.run(x, labels, self.dtype) if self.loss is None else self.loss(self.run, x)
+        with torch.autocast(self.kind, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+            loss = self.run(x, labels, self.dtype)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM, foreach=True)
         self.optimizer.step()

@@ -10,12 +10,11 @@ from unittest import mock
 
 import pytest
 
-from genesis.errors import OutOfMemoryError
-from genesis.measure import peer
+from genesis.backend import CPU
+from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.measure.timing import Plan
-from genesis_cli import bench_model, environment
+from genesis_cli import environment
 from genesis_cli.session import bench_model as model
-from genesis_cli.session import bench_steps as steps
 from tests.cli.command import printed
 from tests.measure import fake_torch
 from tests.measure.quick import small_limits
@@ -31,7 +30,6 @@ RAW = {
     "head_dim": 8,
     "max_position_embeddings": 64,
 }
-PEER = {"recipe": "lean", "version": "9.9", "case": "1x8", "note": "no room"}
 GRID = ("--batch-size", "1,2", "--seq-len", "8,16", "--fast")
 
 
@@ -42,7 +40,7 @@ def _quick() -> Iterator[None]:
     plan = Plan(precision=0.5, seconds=0.05, warm_up=0.0, most_calls=1)
     with (
         small_limits(),
-        mock.patch.object(steps, "FAST", plan),
+        mock.patch.object(model, "FAST", plan),
         mock.patch.object(environment, "facts", return_value=facts),
     ):
         yield
@@ -137,7 +135,6 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
         ),
         (["--size", "0.5B", "--checkpointing", "half"], "'half' is not known", "--checkpointing", "none, selective"),
         (["--size", "0.5B", "--vs", "jax"], "'jax' is not a peer", "--vs", "use torch"),
-        (["--size", "0.5B", "--vs", "torch", "--recipes", "quick"], "'quick' is not a recipe", "--recipes", "eager"),
         (["--size", "0.5B", "--torch-python", "x"], "nothing to compare with", "--torch-python", "add --vs torch"),
         ([], "Missing option '--size'", "command line", "genesis bench-model --help"),
     ],
@@ -151,29 +148,37 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
 
 
 def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
+    plain = model.measured_case
+    for taken in (1, 0):
+
+        def case(*given: Any, left: list[int] = [0] * taken) -> Any:
+            if not left:
+                raise KeyboardInterrupt
+            left.pop()
+            return plain(*given)
+
+        with mock.patch.object(model, "measured_case", case):
+            code, text, _ = benched("--size", shape, *GRID, "--json", "-")
+        assert code == 130 and (not text if not taken else len(tables(text)["steps"]) == 1)
+
+
+def test_the_request_to_compare_with_torch_is_passed_on(shape: str) -> None:
     given: list[Any] = []
 
-    def taken(request: steps.Request, *rest: Any) -> Iterator[dict[str, Any]]:
-        given.append((request.cases, request.recipes, request.python))
-        yield PEER
-        raise KeyboardInterrupt
+    def started(*how: Any) -> Any:
+        given.append(how)
+        raise DeviceError("enough")
 
-    words = ["--batch-size", "1", "--seq-len", "8", "--fast", "--vs", "torch", "--recipes", "lean", "--json", "-"]
-    with mock.patch.object(model, "versus_torch", taken), mock.patch.object(peer, "started"):
-        code, text, _ = benched("--size", shape, *words, "--torch-python", "p")
-    assert (code, given) == (130, [([(1, 8)], ("lean",), "p")])
-    assert json.loads(text)["command"].endswith(" --fast --vs torch --recipes lean")
-    found = tables(text)
-    assert (len(found["steps"]), [row["note"] for row in found["peers"]]) == (1, ["no room"])
-    with mock.patch.object(model, "bench_model", side_effect=KeyboardInterrupt):
-        assert benched("--size", shape, *words[:5])[:2] == (130, "")
+    with mock.patch.object(model, "started", started):
+        code, *_ = benched("--size", shape, *GRID, "--vs", "torch", "--torch-python", "p")
+    assert (code, given) == (6, [("steps", CPU, "torch", "p")])
 
 
 def test_a_peer_that_is_missing_is_told_before_anything_is_measured(
     shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site", "raise ImportError('none here')")))
-    with mock.patch.object(model, "bench_model", side_effect=AssertionError):
+    with mock.patch.object(model, "each_case", side_effect=AssertionError):
         code, text, told = benched("--size", shape, *GRID, "--vs", "torch")
     assert (code, text) == (6, "")
     assert "torch cannot be imported: none here" in told and "pip install torch" in told
@@ -190,45 +195,3 @@ def test_a_malformed_config_and_an_unknown_device(
     Path("config.json").write_text("{")
     found, text, told = benched(*words)
     assert (found, text) == (code, "") and said in told
-
-
-# --- Generation -------------------------------------------------------------------------------------------------------
-
-DRAWN = ("--generate", "--batch-size", "1,2", "--seq-len", "8,16", "--new-tokens", "4", "--fast")
-
-
-def test_generation_has_a_row_for_each_case(shape: str) -> None:
-    with mock.patch.object(bench_model, "is_rank", return_value=True):  # a rank of a job generates alone
-        code, text, told = benched("--size", shape, *DRAWN, "--json", "-")
-    assert (code, told) == (0, "")
-    report, found = json.loads(text), tables(text)
-    assert report["kind"] == "bench-generation" and report["command"].endswith(" --generate --new-tokens 4 --fast")
-    assert [row["case"] for row in found["generation"]] == ["1x8+4", "1x16+4", "2x8+4", "2x16+4"]
-    for row in found["generation"]:
-        assert row["bytes_per_second"] == pytest.approx((row["weights"] + row["cache"]) / row["token"])
-        assert row["engine"] == "Engine" and row["first"] > 0
-
-
-def test_weights_in_8_bits_are_fewer_bytes(shape: str) -> None:
-    found = {}
-    for kind in ("fp32", "int8", "fp8"):
-        code, text, _ = benched("--size", shape, *DRAWN, "--dtype", kind, "--json", "-")
-        assert code == 0
-        found[kind] = tables(text)["generation"][0]["weights"]
-    assert found["int8"] == found["fp8"] < 0.6 * found["fp32"]
-
-
-@pytest.mark.parametrize(
-    "words,said",
-    [
-        (("--generate", "--vs", "torch"), "--vs is for training steps"),
-        (("--generate", "--checkpointing", "full"), "--checkpointing is for training steps"),
-        (("--generate", "--new-tokens", "1"), "no time between them"),
-        (("--generate", "--seq-len", "60"), "beyond the model's 64 positions"),
-        (("--generate", "--batch-size", "x"), "'x' is not a list of sizes"),
-        (("--new-tokens", "3"), "--new-tokens is for generation"),
-    ],
-)
-def test_options_of_generation_and_of_steps_exclude_each_other(shape: str, words: tuple[str, ...], said: str) -> None:
-    code, _, told = benched("--size", shape, *words)
-    assert code == 2 and said in told

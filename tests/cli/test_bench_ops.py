@@ -18,7 +18,7 @@ from genesis.measure.op import profile_case
 from genesis.measure.timing import Plan
 from genesis_cli import environment
 from genesis_cli.session import bench_model as model_steps
-from genesis_cli.session import bench_steps as steps
+from genesis_cli.session import bench_model as steps
 from tests.cli.command import printed
 from tests.measure import fake_torch
 from tests.measure.quick import PLAN, small_limits

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from genesis.measure.record import format_bytes
 from genesis_cli import environment
 from tests.cli.command import printed
 from tests.train.runs import make, picture
@@ -63,10 +64,9 @@ def test_text_and_files(recipe: Path, tmp_path: Path) -> None:
     assert step["seconds"] == pytest.approx(step["profiled_seconds"], rel=0.5)  # a mean of two and their median
     modules = {row["name"] for row in tables["eager-modules"]}
     assert {"model.layers.*.self_attn", "model.layers.*.mlp", "Qwen3ForCausalLM"} <= modules
-    *categories, whole = tables["memory"]
-    assert sum(row["peak"] for row in categories) == whole["peak"]
     events = json.loads((found / "trace.json").read_text())["traceEvents"]
-    assert max(sum(event["args"].values()) for event in events if event["ph"] == "C") == whole["peak"]
+    peak = max(event["args"]["allocated"] for event in events if event["ph"] == "C")
+    assert f"Memory peaks at {format_bytes(peak)}, " in text
     markup = (found / "flamegraph.svg").read_text()
     assert ElementTree.fromstring(markup).tag.endswith("svg") and "prefers-color-scheme: dark" in markup
     # Nothing of a run remains: neither checkpoints nor metrics, nor their folder.
@@ -94,7 +94,6 @@ def test_captured_and_eager_steps_on_cuda(recipe: Path) -> None:
     for mode in ("captured", "eager"):
         assert tables[f"{mode}-waits"] == []
         assert "linear_cross_entropy" in {row["op"] for row in tables[f"{mode}-kernels"]}
-    assert tables["memory"][-1]["peak"] > 0
 
 
 @pytest.mark.parametrize(
@@ -106,9 +105,6 @@ def test_captured_and_eager_steps_on_cuda(recipe: Path) -> None:
         (["CONFIG", "--device", "cpu"], 2, "--device is for ops", "--device", "train.device=cpu"),
         (["--op", "add", "--steps", "3"], 2, "--steps is for runs", "--steps", "leave it out"),
         (["--op", "add", "--nvtx"], 2, "--nvtx is for runs", "--nvtx", "leave it out"),
-        (["--op", "add", "--nproc", "2"], 2, "--nproc is for runs", "--nproc", "leave it out"),
-        (["CONFIG", "--nproc", "0"], 2, "--nproc 0 is not a number", "command line", "or all"),
-        (["CONFIG", "--nproc", "3"], 3, "a step has 2 batches, which 3 ranks", "accumulation_steps", "=3, or start 2"),
         (["CONFIG", "--steps", "0"], 2, "0 steps cannot be profiled", "--steps", "1 to 1000"),
         (["CONFIG", "--out", "CONFIG"], 2, "is not a folder", "--out", "another folder"),
         (["CONFIG", "train.nothing=3"], 3, "nothing", "", ""),

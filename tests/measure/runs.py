@@ -68,11 +68,6 @@ def subject(device: Device = CPU, width: int = 8, reads: Reads | None = None) ->
         take=take,
         settle=_nothing,
         regions=[(model, "loss", "forward"), (optimizer, "zero_grad", "optimizer"), (optimizer, "update", "optimizer")],
-        persistent=lambda: {
-            "weights": [p.array for p in model.parameters()],
-            "gradients": [p.grad.array for p in model.parameters() if p.grad is not None],
-            "optimizer": [x.array for s in optimizer.state.values() for x in s.values() if isinstance(x, Tensor)],
-        },
     )
 
 

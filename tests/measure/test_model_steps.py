@@ -1,11 +1,9 @@
-"""What `genesis bench-model` measures: the formula, steps and their parts, memory, growth, peers, generation."""
+"""What `genesis bench-model` measures: the formula, steps and their parts, memory, growth, and torch."""
 
 from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,40 +12,28 @@ from unittest import mock
 import numpy as np
 import pytest
 
-import genesis_models
 from genesis.backend import CPU, Device
 from genesis.dtypes import float32
-from genesis.errors import DeviceError, GenesisError, OutOfMemoryError
+from genesis.errors import DeviceError, OutOfMemoryError
 from genesis.measure.limits import Limits
-from genesis.measure.peer import PeerError, PeerLacks
-from genesis.measure.record import Failure, table
+from genesis.measure.peer import PeerError
+from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
 from genesis_cli.session import bench_model as model
-from genesis_cli.session import bench_steps as steps
 from genesis_cli.session.bench_model import (
     Case,
-    bench_model,
-    growths,
-    lean_config,
-    measured_case,
-    step_tables,
-    versus_torch,
-)
-from genesis_cli.session.bench_steps import (
     Memory,
     RandomTokens,
     Request,
-    Settings,
-    cache_bytes,
-    generated,
+    each_case,
+    growths,
+    lean_config,
+    measured_case,
     step_flops,
+    step_tables,
     trained_model,
-    weight_bytes,
 )
-from genesis_models import engine
 from genesis_models.config import ModelConfig
-from tests.measure.quick import made_limits
-from tests.models.golden import extra, golden
 
 RAW = {
     "model_type": "qwen2", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -56,7 +42,6 @@ RAW = {
 CONFIG = ModelConfig.from_dict(RAW)
 ONCE = Plan(seconds=0.0, warm_up=0.0, most_calls=1)
 GPU = Device("cuda", 0)
-PLAIN = Settings("float32", plan=ONCE)
 
 
 def limits(device: Device = CPU) -> Limits:
@@ -64,8 +49,8 @@ def limits(device: Device = CPU) -> Limits:
     return Limits(device, float32, 1e9, 1e9, 1e-6, None)
 
 
-def asked(cases: Any, settings: Settings = PLAIN, device: Device = CPU, **more: Any) -> Request:
-    return Request(CONFIG, list(cases), device, settings, **more)
+def asked(cases: Any, plan: Plan = ONCE, **more: Any) -> Request:
+    return Request(CONFIG, list(cases), CPU, "float32", plan=plan, **more)
 
 
 def made_case(batch: int, length: int, seconds: float) -> Case:
@@ -73,7 +58,7 @@ def made_case(batch: int, length: int, seconds: float) -> Case:
     phases = {"forward": seconds / 4, "backward": seconds / 2, "optimizer": seconds / 4}
     ops = [{"name": "matmul", "calls": 2, "seconds": seconds / 2, "share": 0.5, "above": seconds / 4}]
     memory, flops = Memory(1 << 20, 1 << 20, 2 << 20, 7 << 20), step_flops(CONFIG, batch, length)
-    return Case(batch, length, summarize([seconds] * 10), [seconds], [memory], flops, limits(), phases, ops)
+    return Case(batch, length, summarize([seconds] * 10), memory, flops, limits(), 1, phases, ops)
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------------
@@ -99,7 +84,7 @@ def test_random_tokens_are_drawn_by_number() -> None:
 
 
 def test_checkpointing_reaches_the_model() -> None:
-    made = trained_model(CONFIG, CPU, Settings("float32", "full"))
+    made = trained_model(asked([], checkpointing="full"))
     assert (made.activation_checkpointing, made.training) == ("full", True)
 
 
@@ -110,8 +95,8 @@ def test_checkpointing_reaches_the_model() -> None:
 def cases() -> list[Case]:
     plan = Plan(seconds=0.1, warm_up=0.05, most_calls=1)
     told: list[str] = []
-    request = asked(product((1, 2), (8, 16)), Settings("float32", plan=plan))
-    found = list(bench_model(request, limits(), told.append))
+    with mock.patch.object(model, "show_progress", told.append):
+        found = list(each_case(asked(product((1, 2), (8, 16)), plan), limits()))
     assert told == ["1 of 4: 1x8", "2 of 4: 1x16", "3 of 4: 2x8", "4 of 4: 2x16"]
     made = [case for case in found if isinstance(case, Case)]
     assert [case.label for case in made] == ["1x8", "1x16", "2x8", "2x16"]
@@ -140,7 +125,7 @@ def test_memory_is_counted(cases: list[Case]) -> None:
     # Four bytes of each parameter, once as weight, once as gradient, twice as running average.
     parameters = 32 * 16 + 2 * (272 + 272 + 256 + 1152 + 32) + 16
     for case in cases:
-        (memory,) = case.memory
+        memory = case.memory
         assert (memory.weights, memory.gradients, memory.optimizer) == tuple(4 * parameters * k for k in (1, 1, 2))
         # At the least, SwiGLU's two inputs of all layers are kept for backward.
         assert memory.rest > case.batch * case.length * 2 * 2 * 24 * 4
@@ -158,7 +143,7 @@ def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
         raise DeviceError("a kernel failed") if batch == 1 else MemoryError("4 TiB")
 
     with mock.patch.object(model, "measured_case", case):
-        found = list(bench_model(asked([(1, 8), (2, 8), (3, 8), (2, 4)]), limits()))
+        found = list(each_case(asked([(1, 8), (2, 8), (3, 8), (2, 4)]), limits()))
     assert [type(each) for each in found] == [Failure, Case, Failure, Case]
     failures = [each for each in found if isinstance(each, Failure)]
     assert [(f.name, f.label, f.exit_code) for f in failures] == [("step", "1x8", 6), ("step", "3x8", 7)]
@@ -167,9 +152,9 @@ def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
 
 def test_steps_on_cuda_are_captured() -> None:
     tiny = ModelConfig.from_dict(RAW | {"num_hidden_layers": 1, "num_attention_heads": 1})
-    (case,) = bench_model(Request(tiny, [(1, 8)], GPU, PLAIN), limits(GPU))
+    (case,) = each_case(Request(tiny, [(1, 8)], GPU, "float32", plan=ONCE), limits(GPU))
     assert isinstance(case, Case), case
-    assert case.notes == [] and case.memory[0].rest > 0
+    assert case.notes == [] and case.memory.rest > 0
     calls = {op["name"]: op["calls"] for op in case.ops}
     assert calls["linear_cross_entropy"] == calls["attention_packed"] == calls["clip_factor"] == 1
     assert sum(op["share"] for op in case.ops) == pytest.approx(1)
@@ -179,7 +164,7 @@ def test_steps_on_cuda_are_captured() -> None:
 
 def test_parts_that_cannot_be_recorded_are_a_note() -> None:
     with mock.patch.object(model, "recorded_steps", side_effect=OutOfMemoryError("no room for events")):
-        (case,) = bench_model(asked([(1, 8)]), limits())
+        (case,) = each_case(asked([(1, 8)]), limits())
     assert isinstance(case, Case)
     assert (case.ops, case.notes) == ([], ["no phases and ops: no room for events"])
     noisy = replace(made_case(2, 8, 1.0), step=summarize([1.0, 2.0, 3.0]))
@@ -198,117 +183,54 @@ def test_growth_compares_the_time_of_a_token() -> None:
     assert rows == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
 
 
-# --- Beside torch -----------------------------------------------------------------------------------------------------
+# --- Compared with torch ----------------------------------------------------------------------------------------------
 
 
 class FakeChild:
-    """Answers as torch's process does."""
+    """Answers as torch's process does; it cannot take batches of 2."""
 
     version = "9.9"
 
-    def __init__(self, fails: dict[tuple[str, int], Exception]) -> None:
-        self.fails, self.asked = fails, list[tuple[str, Any]]()
+    def __init__(self) -> None:
+        self.asked = list[tuple[str, Any]]()
 
     def ask(self, what: str, /, **request: Any) -> dict[str, Any]:
         self.asked.append((what, request))
-        if what == "open":
-            if (request["recipe"], request["batch"]) in self.fails:
-                raise self.fails[request["recipe"], request["batch"]]
-            return {"warm_up": 0.5, "parameters": 1}
+        if what == "open" and request["batch"] == 2:
+            raise PeerError("no room")
         return {"samples": [0.25] * request["count"], "peak": 1 << 20} if what == "measure" else {}
 
 
-@pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    lacks = PeerLacks("transformers is not installed there")
-    made = FakeChild({("eager", 1): lacks, ("eager", 2): lacks, ("lean", 2): PeerError("no room")})
-
-    @contextmanager
-    def started(work: str, device: Device, name: str, python: str | None) -> Iterator[FakeChild]:
-        assert (work, device, name, python) == ("steps", CPU, "torch", "some/python")
-        yield made
-
-    monkeypatch.setattr(model, "started", started)
-    return made
-
-
-def test_each_recipe_is_compared_or_says_why_not(child: FakeChild) -> None:
-    settings = Settings("float32", plan=Plan(seconds=0.01, warm_up=0.0, most_calls=1))
-    request = asked([(1, 8), (2, 8)], settings, recipes=("eager", "lean"), python="some/python")
-    rows = table("peers", "", model.PEERS, versus_torch(request)).rows
-    # The failure of a case does not end the others.
-    notes = [(row["recipe"], row["case"], row["note"]) for row in rows if row["ratio"] is None]
-    lacks = "transformers is not installed there"
-    assert notes == [("eager", "1x8", lacks), ("eager", "2x8", lacks), ("lean", "2x8", "no room")]
-    assert (rows[2]["peer_step"], rows[2]["peer_memory"], rows[2]["warm_up"]) == (0.25, 1 << 20, 0.5)
-    assert rows[2]["ratio"] == pytest.approx(0.25 / float(str(rows[2]["step"])), rel=0.9)
+def test_steps_are_compared_with_torch_or_a_note_says_why_not() -> None:
+    child: Any = FakeChild()
+    plan = Plan(seconds=0.01, warm_up=0.0, most_calls=1)
+    found = list(each_case(asked([(1, 8), (2, 8)], plan=plan), limits(), child))
+    first, second = (case for case in found if isinstance(case, Case))
+    rows = step_tables([first, second])[0].rows
+    assert (rows[0]["peer_step"], rows[0]["peer_memory"], rows[1]["ratio"]) == (0.25, 1 << 20, None)
+    assert first.peer is not None and first.peer.ratio == pytest.approx(0.25 / first.peer.seconds, rel=0.9)
+    assert (first.notes, second.notes) == ([], ["2x8 is not compared with torch: no room"])
     config = lean_config(CONFIG, 8)
-    opened = [request for what, request in child.asked if what == "open"]
-    assert opened[2] == {"recipe": "lean", "config": config, "batch": 1, "length": 8, "dtype": "float32"}
+    sizes = {"batch": 1, "length": 8, "dtype": "float32"}
+    assert child.asked[0] == ("open", {"config": config, "ranks": None, **sizes})
     assert (config["hidden_size"], config["qkv_bias"], config["head_norms"]) == (RAW["hidden_size"], True, False)
-
-
-def test_the_lean_recipe_has_layers_of_its_own() -> None:
-    found = lean_config(ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64}), 8)
-    assert (found["head_dim"], found["qkv_bias"], found["head_norms"]) == (64, False, True)
-    with pytest.raises(PeerLacks, match=r"lean recipe.s layers have no"):
-        lean_config(ModelConfig.from_dict(RAW | {"model_type": "llama", "mlp_bias": True}), 8)
 
 
 @pytest.mark.parametrize(
     ("changed", "lacks"),
     [
+        ({"model_type": "llama", "mlp_bias": True}, "layers have no"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "layers compute something else than those of smollm3"),
         ({"model_type": "mistral", "sliding_window": 8}, "no sliding window, and one of 8 is shorter than 9 tokens"),
         ({"model_type": "mistral", "sliding_window": 9}, ""),
+        ({"model_type": "qwen3", "head_dim": 64}, ""),
     ],
 )
-def test_the_lean_recipe_refuses_what_it_does_not_compute(changed: dict[str, Any], lacks: str) -> None:
+def test_torch_s_model_refuses_layers_that_it_does_not_compute(changed: dict[str, Any], lacks: str) -> None:
     config = ModelConfig.from_dict({key: value for key, value in RAW.items() if "window" not in key} | changed)
     if not lacks:
-        assert lean_config(config, 9)["qkv_bias"] is False
+        found = lean_config(config, 9)
+        assert (found["qkv_bias"], found["head_norms"]) == (False, changed["model_type"] == "qwen3")
         return
-    with pytest.raises(GenesisError, match=f"the lean recipe.*{lacks}"):
+    with pytest.raises(PeerError, match=lacks):
         lean_config(config, 9)
-
-
-# --- Generation -------------------------------------------------------------------------------------------------------
-
-
-def test_a_token_takes_what_the_engine_takes_for_it() -> None:
-    """An engine that takes 20 ms for the first token and 5 ms for each further one, by a clock of its own."""
-    now = [0.0]
-
-    class Timed:
-        def run(self, requests: list[engine.Request]) -> Iterator[engine.Token]:
-            for number in range(requests[0].max_tokens):
-                now[0] += 0.005 if number else 0.020
-                yield engine.Token(0, number)
-
-    loaded = genesis_models.load(golden("qwen3-tied").folder)
-    with (
-        mock.patch.object(steps, "engine_for", return_value=Timed()),
-        mock.patch.object(steps, "time", mock.Mock(perf_counter=lambda: now[0])),
-    ):
-        row = generated(loaded, 1, 8, made_limits(), Settings("float32", new=9, plan=ONCE))
-    assert (row.token.seconds, row.first.seconds) == (pytest.approx(0.005), pytest.approx(0.020))
-    assert row.tokens_per_second == pytest.approx(200)
-
-
-def test_bytes_are_those_of_the_arrays() -> None:
-    """A tied embedding is read whole, as the head; another one by a row a token; a window bounds the keys."""
-    tied, untied = (genesis_models.load(golden(name).folder) for name in ("qwen3-tied", "qwen2-untied-sharded"))
-    assert weight_bytes(tied, 8) == sum(each.detach().numpy().nbytes for each in tied.parameters())
-    embedding = untied.model.embed_tokens.weight
-    whole = sum(each.detach().numpy().nbytes for each in untied.parameters())
-    assert weight_bytes(untied, 3) == whole - embedding.nbytes + 3 * embedding.shape[1] * embedding.dtype.itemsize
-    windowed = genesis_models.load(extra("qwen2-window").folder)
-    for each in (tied, windowed):
-        config, runner = each.config, engine.Engine(each, rows=1, capacity=40)
-        one = runner.cache.data[0, 0, 0, :, 0].nbytes  # a key of one layer
-        found = sum(
-            2 * one * np.mean([min(length, window) if window else length for length in range(31, 40)])
-            for window in config.layer_windows
-        )
-        assert cache_bytes(each, runner, 30, 10) == pytest.approx(found, abs=1)
-    assert any(windowed.config.layer_windows) and min(filter(None, windowed.config.layer_windows)) < 30

@@ -10,7 +10,7 @@ import pytest
 
 from genesis.backend import CPU, Device
 from genesis.measure.recorder import Frame
-from genesis.measure.run import memory_of, recorded_steps
+from genesis.measure.run import recorded_steps
 from genesis.measure.session import Kernel, Recording
 from genesis.measure.trace import chrome_trace, collapsed
 from tests.measure.runs import captured_subject, subject
@@ -127,7 +127,8 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
     if device != CPU:
         steps = recorded_steps(captured_subject(device), 2, 3)
         named += [(f"captured step {n}", step) for n, step in enumerate(steps, 1)]
-    memory, memory_step = memory_of(under)
+    (memory_step,) = recorded_steps(under, 1, 0, has_memory=True)
+    samples = memory_step.tracks[0].samples
     content = trace_of([*named, ("memory", memory_step)])
     rows = read(content)
     named.append(("memory", memory_step))
@@ -149,8 +150,7 @@ def test_a_trace_holds_all_that_was_recorded(device: Device) -> None:
     for step, (_, _, start, end) in zip(steps, rows["steps"], strict=True):
         assert end - start == pytest.approx(step.seconds * 1e9, abs=1.1)
     counters = [event["args"] for event in json.loads(content)["traceEvents"] if event["ph"] == "C"]
-    assert max(sum(values.values()) for values in counters) == sum(memory.samples[memory.peak][1].values())
-    assert len(counters) == len(memory.samples) > 10
+    assert counters == [values for _, values in samples] and len(counters) > 10
 
 
 def trace_of(named: Sequence[tuple[str, Recording]]) -> bytes:

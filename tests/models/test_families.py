@@ -10,7 +10,7 @@ import pytest
 
 from genesis.backend import CPU, Device
 from genesis.errors import ConfigError, ModelError
-from genesis.measure.peer import PeerLacks
+from genesis.measure.peer import PeerError
 from genesis_cli.session.bench_model import lean_config
 from genesis_cli.session.dry_run import memory_plan
 from genesis_cli.session.model import model_config, usable_precision
@@ -152,6 +152,6 @@ def test_captured_steps_of_a_family_run_on_a_fake_gpu(name: str) -> None:
     assert plans[0].activations > plans[1].activations
 
 
-def test_the_lean_recipe_is_no_granite() -> None:
-    with pytest.raises(PeerLacks, match="compute something else than those of granite"):
+def test_torch_has_no_granite() -> None:
+    with pytest.raises(PeerError, match="compute something else than those of granite"):
         lean_config(ModelConfig.from_dict(minimal("granite")), 8)
