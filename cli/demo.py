@@ -15,7 +15,7 @@ def demo(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="fusion, batched, memory, access or linears; without it they are listed."),
+        typer.Argument(metavar="NAME", help="fusion, batched, memory or access; without it they are listed."),
     ] = None,
     device: MeasuredDevice = "auto",
     fast: Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")] = False,

@@ -103,7 +103,6 @@ class Memory(NamedTuple):
 
     @property
     def rest(self) -> int:
-        """Activations and workspace at the peak."""
         return self.peak - self.weights - self.gradients - self.optimizer
 
 
@@ -136,7 +135,6 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Batch and length."""
         return f"{self.batch}x{self.length}"
 
     @property
@@ -465,7 +463,6 @@ class Measured:
     interrupted: bool = False
 
     def tables(self) -> list[Table]:
-        """The tables of the report."""
         return step_tables(self.cases, self.request.title) if self.cases else []
 
 

@@ -73,7 +73,6 @@ class Request:
         return known | {letter: (n,) for letter, n in zip(self.letters, shape, strict=False)}
 
     def size(self, name: str) -> int:
-        """The size that a letter stands for, or the number that the text spells."""
         return int(name) if name.isdigit() else numel(self.dims[name])
 
     def operand(self, text: str) -> Any:
@@ -109,7 +108,6 @@ class Request:
         return result
 
     def placed(self, values: Any, dtype: DType = int64) -> Array:
-        """Copy values to the device."""
         result = empty(np.shape(values), dtype, self.device)
         backend_for(self.device).from_numpy(np.asarray(values), result)
         return result
@@ -224,11 +222,9 @@ class Kind:
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes of all size classes."""
         return [tuple(map(int, text.split(","))) for text in self.sizes.split()]
 
     def shape_of(self, size: str) -> Shape:
-        """The shape of a size class."""
         return self.shapes[SIZES.index(size)]
 
 
@@ -485,7 +481,6 @@ class Case:
 
     @property
     def arrays(self) -> list[Array]:
-        """The inputs that are arrays."""
         return [x for x in self.inputs if isinstance(x, Array)]
 
     def call(self) -> Any:

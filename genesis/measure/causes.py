@@ -152,7 +152,6 @@ class Examined:
         return self.wall if self.gpu is None else self.gpu
 
     def wall_of(self, call: Call) -> float:
-        """Wall time of a call in seconds."""
         return measure(of_wall(call, wait_for(self.subject.device)), self.plan).fastest
 
     def gpu_of(self, call: Call, wall: float) -> float | None:
@@ -213,7 +212,6 @@ class Examined:
 
     @cached_property
     def work(self) -> tuple[int, int]:
-        """Bytes and FLOPs of all ops."""
         costs = [step.op.cost(step.inputs, step.outputs, step.attrs) for step in self.steps[0]]
         return sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs)
 
@@ -260,7 +258,6 @@ class Examined:
 
     @cached_property
     def launches(self) -> list[Launch]:
-        """The kernels and fills of a call; empty on the CPU."""
         return [] if self.subject.device == CPU else launches_of(self.subject.call, self.subject.device)
 
 
@@ -277,7 +274,6 @@ def _one_thread() -> Iterator[None]:
 
 
 def _product(width: int) -> Call:
-    """A product of two square matrices on the CPU."""
     x = empty((width, width), float32)
     registry["fill"](out=x, value=1, shape=x.shape, dtype=x.dtype)
     return partial(registry["matmul"], x, x)

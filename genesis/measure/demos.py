@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, cast
 
 import genesis
-from genesis import Tensor, nn
+from genesis import Tensor
 from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.backend import CPU, Device, backend_for
@@ -21,7 +20,7 @@ from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
 FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
-Way = dict[str, Any]  # the measurements of one way of doing the work: the cells of `WAYS`, its passes, times and FLOPs
+Way = dict[str, Any]  # the cells of `WAYS` of one way of doing the work, its passes and its time
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ WAYS = [
     Column("wall", "wall", "s", "Median wall time.", "wall.seconds"),
     Column("gpu", "GPU", "s", "Median time on the GPU alone.", "gpu.seconds"),
     Column("rate", "rate", "byte/s", "Bytes read and written a second."),
-    Column("flops", "FLOP/s", "FLOP/s", "Operations a second."),
     Column("share", "of a copy", "share", "The rate as a share of a copy's."),
     Column("peak", "peak memory", "bytes", "Peak memory in addition to the inputs."),
     Column("note", "note", "text", "Whether the time is noisy.", "time.note"),
@@ -88,14 +86,12 @@ def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: flo
 
 
 def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
-    device, plan, passes, count = setting.device, FAST if setting.is_fast else Plan(), list[dict[str, Any]](), 0
+    device, plan, passes = setting.device, FAST if setting.is_fast else Plan(), list[dict[str, Any]]()
 
     def add(op: Op, inputs: tuple[Any, ...], outputs: tuple[Array, ...], attrs: dict[str, Any], _: float) -> None:
-        nonlocal count
         cost, written = op.cost(inputs, outputs, attrs), sum(each.nbytes for each in outputs)
         if cost.bytes:
             passes.append({"op": op.name, "read": max(cost.bytes - written, 0), "written": written})
-        count += cost.flops
 
     call()  # compiles
     with observe(add):
@@ -106,8 +102,8 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
     rate = (read + written) / time.seconds
     return {
         "name": name, "ops": len(passes), "read": read, "written": written, "wall": wall, "gpu": gpu, "rate": rate,
-        "flops": count / time.seconds, "share": rate / copy_rate(device), "peak": peak_bytes(call, device),
-        "passes": passes, "time": time, "moved": read + written, "count": count,
+        "share": rate / copy_rate(device), "peak": peak_bytes(call, device),
+        "passes": passes, "time": time,
     }  # fmt: skip
 
 
@@ -116,15 +112,11 @@ def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
     first, *others = ways
     ratios = []
     for way in others:
-        time, moved = (format_ratio(each) for each in _ratios(first, way, "moved"))
+        time = format_ratio(first["time"].seconds / way["time"].seconds)
+        moved = format_ratio((first["read"] + first["written"]) / (way["read"] + way["written"]))
         noise = " (noisy)" if first["time"].is_noisy or way["time"].is_noisy else ""
         ratios.append(f"{first['name']}: {time}x the time of {way['name']}, {moved}x its bytes{noise}")
     return table(name, title, WAYS, ways, notes=ratios)
-
-
-def _ratios(one: Way, other: Way, key: str) -> tuple[float, float]:
-    """The ratio of the times, and of the values under `key`."""
-    return one["time"].seconds / other["time"].seconds, one[key] / other[key]
 
 
 # --- Fusion -----------------------------------------------------------------------------------------------------------
@@ -203,27 +195,6 @@ def access(setting: Setting) -> Iterator[Table]:
     yield table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
 
 
-def linears(setting: Setting) -> Iterator[Table]:
-    """A stack of linears with GELU at twice the width, depth or batch."""
-    width, depth, batch = setting.size(2048, 256, 128, 16), 4, setting.size(4096, 256, 64, 4)
-    sizes = {
-        f"{width} wide, {depth} deep, {batch} rows": (width, depth, batch),
-        "twice the width": (2 * width, depth, batch),
-        "twice the depth": (width, 2 * depth, batch),
-        "twice the batch": (width, depth, 2 * batch),
-    }
-    found = []
-    for name, (wide, deep, rows) in sizes.items():
-        layers = [layer for _ in range(deep) for layer in (nn.Linear(wide, wide), nn.GELU())]
-        model, x = nn.Sequential(*layers).to(setting.device), genesis.randn(rows, wide, device=setting.device)
-        found += compare({name: partial(model, x)}, setting, None)
-    base, notes = found[0], []
-    for way in found[1:]:
-        time, flops = (format_ratio(each) for each in _ratios(way, base, "count"))
-        notes.append(f"{way['name']}: {flops}x the FLOPs, {time}x the time")
-    yield table("linears", "a stack of linears with GELU, forward", WAYS, found, notes=notes)
-
-
 DEMOS: dict[str, Callable[[Setting], Iterator[Table]]] = {
-    "fusion": fusion, "batched": batched, "memory": memory, "access": access, "linears": linears,
+    "fusion": fusion, "batched": batched, "memory": memory, "access": access,
 }  # fmt: skip

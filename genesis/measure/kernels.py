@@ -65,7 +65,6 @@ class Launch(NamedTuple):
 
     @property
     def programs(self) -> int:
-        """Programs of the whole grid."""
         return math.prod(self.grid)
 
 
@@ -238,7 +237,6 @@ def _launches(
 
 
 def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:
-    """The code of a kernel at a stage."""
     from genesis.backend.cuda.compile import compiled, dependent
     from genesis.custom.cuda_source import SourceKernel
 

@@ -54,13 +54,11 @@ class MemoryWatch:
         self.begin()
 
     def begin(self) -> None:
-        """Drop recorded changes."""
         self._changes = list[Change]()
         self._began, self._allocated = time.perf_counter(), self._pool.allocated
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record allocations and frees inside the block."""
         self._pool.watch = lambda address, nbytes: self._changes.append(
             Change(time.perf_counter(), address, nbytes, self._current())
         )

@@ -80,17 +80,14 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """Op and shape."""
         return f"{self.case.name} {self.case.label}"
 
     @property
     def category(self) -> str:
-        """The category of the op's kind."""
         return op_named(self.case.name)[1].category
 
     @property
     def time(self) -> Timing:
-        """GPU time if it is known, otherwise wall time."""
         return self.gpu or self.wall
 
     @property
@@ -113,12 +110,10 @@ class Measured:
 
     @property
     def share(self) -> float | None:
-        """Share of the limit that binds."""
         return None if self.limit is None else max(self.bandwidth_share, self.compute_share or 0.0)
 
     @property
     def band(self) -> str | None:
-        """The name of the share's band, such as "good"."""
         return None if self.share is None else next(name for least, name in BANDS if self.share >= least)
 
     @property
@@ -128,7 +123,6 @@ class Measured:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether any of the times is noisy."""
         times = [self.wall, self.gpu, *((self.backward.wall, self.backward.gpu) if self.backward else ())]
         return any(t.is_noisy for t in times if t is not None)
 
@@ -230,7 +224,6 @@ def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, note
 
 
 def _backward(device: Device, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
-    """Measure recording the call, and its backward pass."""
     with enable_grad():
         recorded = measure(of_wall(passes.forward, wait_for(device)), settings.plan)
     back = measure(of_wall(passes.backward, wait_for(device)), settings.plan)
@@ -256,15 +249,7 @@ def _timing(key: str, title: str, about: str) -> Iterator[Column]:
     yield Column(key, title, "s", f"{about} Median.", f"{key}.seconds")
     half = "Half of the median's 95 % confidence interval."
     yield Column(f"{key}_half_width", "±", "share", half, f"{key}.half_width")
-    fastest = "The shortest sample that is not an outlier."
-    yield Column(f"{key}_fastest", "fastest", "s", fastest, f"{key}.fastest", True)
     yield Column(f"{key}_spread", "spread", "share", "Interquartile range / median.", f"{key}.spread", True)
-    for name, what in (
-        ("samples", "Samples kept."),
-        ("calls", "Calls in a sample."),
-        ("outliers", "Samples left out."),
-    ):
-        yield Column(f"{key}_{name}", name, "count", what, f"{key}.{name}", True)
 
 
 def _data_sheet_share(m: Measured) -> float | None:
@@ -278,7 +263,6 @@ def _inputs(m: Measured) -> str:
 COLUMNS: tuple[Column, ...] = (
     Column("case", "case", "text", "Op and shape.", "name"),
     Column("name", "name", "text", "The op as requested.", "case.name", True),
-    Column("op", "op", "text", "Name in the registry.", "case.op.name", True),
     Column("category", "category", "text", "The kind of work.", "category", True),
     Column("size", "size", "text", "Size class, if one was requested.", "size", True),
     Column("label", "shape", "text", "Shape and axes.", "case.label", True),
@@ -302,7 +286,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("peak_bytes", "memory", "bytes", "Peak memory in addition to the inputs."),
     Column("recording", "recording", "s", "Time that recording for backward adds.", "backward.recording"),
     Column("backward", "backward", "s", "GPU time of the backward pass; on the CPU, wall time.", "backward.seconds"),
-    Column("backward_wall", "eager backward", "s", "Wall time of the backward pass.", "backward.wall.seconds", True),
     Column("peer", "torch", "s", "Time of the same op in torch.", "peer.peer_seconds"),
     Column("ratio", "vs torch", "ratio", "torch's time / ours, in interleaved rounds.", "peer.ratio"),
     Column("ratio_spread", "rounds", "share", "Highest ratio of a round / lowest, minus 1.", "peer.spread"),

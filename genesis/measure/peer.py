@@ -56,7 +56,6 @@ class Ratio:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the rounds disagree so much that the ratio says little."""
         return self.spread > NOISY
 
     @property
@@ -139,7 +138,6 @@ class Child:
         return said
 
     def _read(self) -> dict[str, Any]:
-        """The next line, parsed as a dictionary."""
         if not (line := cast("IO[bytes]", self._process.stdout).readline()):
             raise self._ended()
         return cast("dict[str, Any]", json.loads(line))
@@ -151,7 +149,6 @@ class Child:
         return PeerError(f"the peer's process ended with {code}: {escape(lines[-1][:300])}")
 
     def close(self) -> None:
-        """End the process."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 cast("IO[bytes]", pipe).close()

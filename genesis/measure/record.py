@@ -82,7 +82,6 @@ class Table:
 
     @property
     def first(self) -> list[dict[str, Cell]]:
-        """The rows that people are shown."""
         return self.rows[: self.most or None]
 
 
@@ -112,7 +111,6 @@ class Failure:
 
     @classmethod
     def of(cls, name: str, label: str, error: Exception) -> Self:
-        """The failure of a case that raised `error`."""
         if isinstance(error, GenesisError):
             return cls(name, label, error.what, error.exit_code)
         kind = OutOfMemoryError if isinstance(error, MemoryError) else GenesisError
@@ -148,7 +146,6 @@ class Report:
     schema_version: int = SCHEMA_VERSION
 
     def table(self, name: str) -> Table | None:
-        """The table with that name, or None."""
         return next((each for each in self.tables if each.name == name), None)
 
     def to_json(self) -> bytes:
@@ -204,7 +201,6 @@ def _plain(text: str) -> str:
 
 
 def _shown(one: Table) -> list[Column]:
-    """The columns for people that some row fills."""
     return [c for c in one.columns if not c.hidden and any(row.get(c.key) not in (None, "") for row in one.first)]
 
 

@@ -114,7 +114,6 @@ class Recorder:
             self._learn(model, "")
 
     def _learn(self, model: Module, name: str) -> None:
-        """Name the modules and parameters of a model."""
         self._known.append(model)
         prefix = f"{name}." if name else ""
         for path, module in model.named_modules():
@@ -125,7 +124,6 @@ class Recorder:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record what happens inside the block."""
         with ExitStack() as stack:
             recorders.append(self)
             stack.callback(recorders.remove, self)
@@ -135,7 +133,6 @@ class Recorder:
             yield
 
     def begin(self) -> None:
-        """Forget recorded frames; open ones start now."""
         self.frames, self.ambient = [], self._first
         self._of_node.clear()
         now = time.perf_counter()
@@ -221,11 +218,9 @@ class Recorder:
             yield
 
     def recorded(self, node: BaseNode) -> None:
-        """Note the module that recorded a node."""
         self._of_node[node.sequence] = self.current().module
 
     def runs_backward(self) -> Any:
-        """The phase of a backward pass."""
         return self.phase("backward")
 
     def runs(self, node: BaseNode) -> Any:

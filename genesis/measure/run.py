@@ -177,12 +177,10 @@ class Sums:
         return self.rows([*entries, *(((each,), 0.0, 0.0, 1) for each in calls)], "name")
 
     def phases(self) -> list[dict[str, Any]]:
-        """Rows of phases, in the order of a step."""
         rows = self.parts(lambda key: key.phase)
         return sorted(rows, key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
 
     def ops(self) -> list[dict[str, Any]]:
-        """Rows of ops, the longest first."""
         if self.mode == "captured" and self.on_gpu:  # a graph calls no ops, but it has their kernels
             calls = [(k.op, k.frame) for step in self.steps for k in step.kernels if k.is_first]
         else:
@@ -200,7 +198,6 @@ class Sums:
         return rows
 
     def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """The rows of each table."""
         kernels = [(kernel.op, kernel) for step in self.steps for kernel in step.kernels]
         timed = [((op, kernel.name), kernel.seconds, 0.0, 1) for op, kernel in kernels if not kernel.is_concurrent]
         here, waits = os.getcwd() + os.sep, [wait for step in self.steps for wait in step.waits]

@@ -47,17 +47,10 @@ class Kernel(NamedTuple):
 
     @property
     def op(self) -> str:
-        """The op that launched it."""
         return self.frame.name if self.frame.level == "op" else self.outside
 
     @property
-    def phase(self) -> str:
-        """The phase that launched it."""
-        return self.frame.phase
-
-    @property
     def seconds(self) -> float:
-        """Its time."""
         return self.end - self.start
 
 
@@ -89,7 +82,6 @@ class Marks:
         self._events, self._graph_events = list[int](), list[int]()
 
     def begin(self) -> None:
-        """Forget the previous step's marks."""
         self._destroy(self._events)
         self._marks, self._kernels, self._replayed = [], [], []
         self._base, self._main = self._event(self._events), self.backend.stream
@@ -146,7 +138,6 @@ class Marks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Mark the launches, copies, captures and replays inside the block."""
         driver, backend = self.backend.driver, self.backend
         plain_copy, plain_capture = driver.copy, driver.begin_capture
         plain_instantiate, plain_replay = driver.instantiate, driver.launch_graph
@@ -214,7 +205,6 @@ class Recording:
 
     @property
     def seconds(self) -> float:
-        """From start to end."""
         return self.end - self.start
 
     @property
@@ -267,7 +257,6 @@ class Session:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch what happens inside the block."""
         with ExitStack() as stack:
             for each in self._watches:
                 stack.enter_context(each.watching())

@@ -62,7 +62,6 @@ class Timing(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The cell of a report's column of notes."""
         return "noisy" if self.is_noisy else ""
 
 

@@ -127,7 +127,6 @@ class Job:
         self.facts = {"parameters": sum(p.numel() for p in self.model.parameters())}
 
     def _joined(self, rank: int, size: int, place: str) -> Any:
-        """The group of all processes."""
         group = importlib.import_module("torch.distributed")
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
@@ -148,7 +147,6 @@ class Job:
         return wrapped(self.model, gradient_as_bucket_view=True, static_graph=True, bucket_cap_mb=BUCKET_MB, **where)
 
     def sample(self) -> float:
-        """Take a step, and return its seconds."""
         torch, ids = self.torch, next(self.batches)
         if self.group is not None:
             self.group.barrier()

@@ -60,7 +60,6 @@ def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, flo
 
 
 def _title(tid: int) -> str:
-    """The name of a row."""
     if tid >= STREAMS:
         return f"other streams {tid - STREAMS + 1}"
     return {HOST: "steps", GPU: "kernels"}.get(tid, f"thread {tid - THREADS + 1}: phases, modules, ops")

@@ -123,8 +123,6 @@ def test_a_failing_case_does_not_end_the_run(shape: str) -> None:
         (["--size", "0.6b"], "'0.6b' is neither a model size nor a file", "--size", "did you mean qwen3-0.6B?"),
         (["--size", "quickstrat"], "'quickstrat' is neither a model size nor a file", "--size", "mean quickstart?"),
         (["--size", "0.5B", "--batch-size", "0"], "'0' is not a list of sizes", "--batch-size", "1,2,4"),
-        (["--size", "0.5B", "--batch-size", "x"], "'x' is not a list of sizes", "--batch-size", "1,2,4"),
-        (["--size", "0.5B", "--seq-len", ""], "'' is not a list of sizes", "--seq-len", "1,2,4"),
         (["--size", "0.5B", "--seq-len", "1"], "a length of 1 is not between", "--seq-len", "in that range"),
         (["--size", "0.5B", "--seq-len", "99999"], "the model's 32768 positions", "--seq-len", "in that range"),
         (

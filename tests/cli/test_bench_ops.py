@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.errors import OutOfMemoryError
 from genesis.measure import op as measuring
 from genesis.measure import suite
 from genesis.measure.cases import Kind
@@ -98,17 +98,17 @@ def test_the_next_run_tells_what_changed(tmp_path: Path) -> None:
 def test_a_failing_op_does_not_end_the_run(tmp_path: Path) -> None:
     def fails(case: Any, *rest: Any) -> Any:
         if case.name == "sub":
-            raise DeviceError("a kernel failed")
+            raise ZeroDivisionError("a bug")
         return profile_case(case, *rest)
 
     with mock.patch.object(measuring, "profile_case", fails):
         code, text, told = run("bench-ops", *(f"--op={name}" for name in ("add", "sub", "mul")), "--fast", out=tmp_path)
-    assert code == 6
-    assert told == "error: a kernel failed\n  where: sub 8x8, 1 of 3 cases failed\n"
-    assert "\nfailed  sub 8x8: a kernel failed\n" in text
+    assert code == 70
+    assert told == "error: ZeroDivisionError: a bug\n  where: sub 8x8, 1 of 3 cases failed\n"
+    assert "\nfailed  sub 8x8: ZeroDivisionError: a bug\n" in text
     (report,) = reports(tmp_path)
     assert [row["name"] for row in rows_of(report)] == ["add", "mul"]
-    assert report["failures"][0]["exit_code"] == 6
+    assert report["failures"][0]["exit_code"] == 70
 
 
 def test_an_interrupted_run_reports_what_was_measured(tmp_path: Path) -> None:
@@ -168,15 +168,6 @@ def test_a_folder_that_cannot_be_made_ends_the_command_before_it_measures(tmp_pa
     assert "  where: --out\n" in told
 
 
-def test_cuda_runs_in_the_interpreter(tmp_path: Path) -> None:
-    code, text, told = run("bench-ops", "--op", "add", "--fast", "--device", "cuda", "--json", "-", out=tmp_path)
-    assert (code, told) == (0, "")
-    report = json.loads(text)
-    assert (report["device_name"], report["settings"]["sizes"], report["settings"]["threads"]) == (
-        "Triton's interpreter", "large", None
-    )  # fmt: skip
-
-
 # --- genesis bench all ------------------------------------------------------------------------------------------------
 
 
@@ -219,13 +210,3 @@ def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) ->
     assert (code, told) == (130, "interrupted\n")
     (report,) = reports(tmp_path / "out")
     assert (len(rows_of(report)), rows_of(report, "steps")) == (2, [])
-
-
-def test_the_recipes_model_is_the_cpus(tmp_path: Path) -> None:
-    from genesis_cli.bench import QUICKSTART
-    from genesis_cli.recipes import shape_named
-
-    assert (shape_named(QUICKSTART, "--model").model_type, shape_named("0.5B", "--model").hidden_size) == ("qwen3", 896)
-    code, _, told = run("bench", "all", "--model", "0.6b", out=tmp_path)
-    assert code == 2
-    assert "where: --model" in told and "did you mean qwen3-0.6B?" in told

@@ -20,9 +20,7 @@ from genesis.measure.cases import (
     Case,
     choices,
     default_sizes,
-    label_of,
     make_case,
-    op_named,
     supported,
 )
 from genesis.op import execute, registry
@@ -82,15 +80,6 @@ def test_the_table_names_ops_of_the_registry() -> None:
     assert {name for kind in KINDS.values() for name in kind.calls} <= {*registry, *ALIASES}
 
 
-def test_the_issues_names_are_known() -> None:
-    assert op_named("reduce_sum")[0] is registry["sum"]
-    assert op_named("reduce_max")[0] is registry["amax"]
-    assert op_named("transpose")[0] is registry["copy"]
-    assert op_named("transpose")[1].sizes == KINDS["transpose"].sizes
-    for name in ("linear", "rms_norm", "softmax", "attention", "swiglu", "rope", "embedding", "cross_entropy", "copy"):
-        assert name in supported()
-
-
 def test_an_old_gpu_is_not_given_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = genesis.Device("cuda")
     assert make_case("quantize_rows", (2, 16), None, None, gpu).dtype is float32
@@ -111,13 +100,6 @@ def test_what_is_measured_when_no_shape_is_given() -> None:
     assert list(choices("sum", CPU, [(3, 4)])) == [((3, 4), None)]
     assert list(choices("softmax", CPU, [(3, 4)])) == [((3, 4), -1)]
     assert list(choices("sum", CPU, [(3, 4)], [0])) == [((3, 4), 0)]
-
-
-def test_labels_say_what_was_asked() -> None:
-    assert label_of("sum", (4, 512), None) == "4x512 over all"
-    assert label_of("sum", (4, 512), (0, 1)) == "4x512 over 0,1"
-    assert label_of("softmax", (4, 512), -1) == "4x512 over -1"
-    assert label_of("add", (4,), None) == "4"
 
 
 def test_the_dtype_is_the_first_that_the_op_takes() -> None:
@@ -151,39 +133,3 @@ def test_values_differ_between_operands_and_not_between_cases() -> None:
 def test_an_embedding_reads_each_row_once() -> None:
     ids, _ = make_case("embedding", (6, 2), None, None, CPU).arrays
     assert sorted(ids.numpy().tolist()) == list(range(6))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "axes", "dtype", "where", "what"),
-    [
-        ("matmul", (2, 3), None, None, "--shape", "N, or M,K,N"),
-        ("rope", (1, 2, 3, 5), None, None, "--shape", "even head size"),
-        ("sum", (2, 3), 2, None, "--axis", "out of range"),
-        ("softmax", (2, 3), 5, None, "--axis", "out of range"),
-        ("softmax", (2, 3), (0, 1), None, "--axis", "takes one axis"),
-        ("sort", (2, 3), None, None, "--axis", "takes one axis"),
-        ("sum", (2, 3), (0, 0), None, "--shape and --axis", ""),
-        ("bitwise_and", (2,), None, float32, "--dtype", "does not take float32"),
-        ("mean", (2,), None, int32, "--dtype", "takes float tensors"),
-    ],
-)
-def test_what_an_op_does_not_take_is_a_usage_error(
-    name: str, shape: tuple[int, ...], axes: int | tuple[int, ...] | None, dtype: DType | None, where: str, what: str
-) -> None:
-    with pytest.raises(UsageError) as error:
-        make_case(name, shape, axes, dtype, CPU)
-    assert error.value.where == where
-    assert what in error.value.what
-
-
-def test_an_unknown_op_gets_the_nearest_name() -> None:
-    with pytest.raises(UsageError) as error:
-        op_named("reduce_summ")
-    assert (error.value.what, error.value.next) == ("there is no op reduce_summ", "did you mean reduce_sum?")
-    with pytest.raises(UsageError, match="ops: abs acos"):
-        op_named("qqqqqq")
-
-
-def test_an_axis_for_an_op_that_has_none() -> None:
-    with pytest.raises(UsageError, match="add has no axis"):
-        list(choices("add", CPU, [(2,)], [0]))

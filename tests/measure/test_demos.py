@@ -13,7 +13,7 @@ import genesis
 from genesis.backend import CPU, Device
 from genesis.errors import NumericError
 from genesis.measure import demos
-from genesis.measure.demos import DEMOS, Setting, compare, gelu_by_hand, softmax_by_hand, ways_table
+from genesis.measure.demos import DEMOS, Setting, compare, ways_table
 from genesis_cli import environment
 from tests.cli.command import printed
 from tests.measure.quick import PLAN, small_limits
@@ -64,12 +64,6 @@ def test_names() -> None:
     assert [line.split()[0] for line in text.splitlines()] == list(DEMOS)
     code, _, told = printed("demo", "fusoin")
     assert code == 2 and "unknown demo fusoin" in told and "did you mean fusion?" in told
-
-
-def test_by_hand_is_what_it_says() -> None:
-    x = genesis.randn(5, 7)
-    assert (gelu_by_hand(x) - genesis.gelu_tanh(x)).abs().amax().item() < 1e-6
-    assert (softmax_by_hand(x) - genesis.softmax(x, -1)).abs().amax().item() < 1e-6
 
 
 def test_ways_must_agree() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from genesis.backend import CPU, Device
-from genesis.errors import DeviceError, UsageError
+from genesis.errors import UsageError
 from genesis.measure.cases import make_case, op_named, supported
 from genesis.measure.op import Measured, Settings, profile_case
 from genesis.measure.peer import Child, PeerError, ratio_of, started
@@ -73,15 +73,6 @@ def test_what_the_peer_cannot_do_is_noted(child: Child, name: str, note: str) ->
     row = compared(child, name, (4,))
     assert (row.peer, row.notes) == (None, (note,))
     assert (compared(child, "add", (4,)).peer is None) == (name == "div")  # others are compared as before
-
-
-def test_a_peer_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = fake_torch.install(tmp_path, "raise ImportError('no torch here')")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    with pytest.raises(DeviceError, match="torch cannot be imported: no torch here") as error, started("ops", CPU):
-        pass
-    assert error.value.exit_code == 6
-    assert "pip install torch" in error.value.next and "--torch-python" in error.value.next
 
 
 def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,13 @@ import pytest
 
 from genesis.backend import CPU
 from genesis.dtypes import bfloat16, bool_
-from genesis.errors import OutOfMemoryError, UsageError
 from genesis.measure import history, suite
-from genesis.measure import op as measuring
 from genesis.measure.cases import ALIASES, make_case, op_named, supported
 from genesis.measure.causes import Finding
 from genesis.measure.history import changes_table, earlier_runs
-from genesis.measure.op import Measured, Settings, profile_case
+from genesis.measure.op import Measured, Settings
 from genesis.measure.peer import Ratio
-from genesis.measure.record import Failure, Report
+from genesis.measure.record import Report
 from genesis.measure.suite import Job, Results, jobs, measure_all, names_of
 from genesis.measure.timing import Timing
 from tests.measure.quick import PLAN, made_limits, small_limits
@@ -61,21 +59,6 @@ def test_all_ops_stand_for_themselves_once() -> None:
     assert {op_named(name)[1].category for name in names_of(category="matmul")} == {"matmul"}
 
 
-@pytest.mark.parametrize(
-    ("ops", "category", "where", "what"),
-    [
-        (["summ"], None, "--op", "no op summ"),
-        ([], "fast", "--category", "'fast' is not a category"),
-        (["add"], "matmul", "--category", "no op of add is in the category matmul"),
-    ],
-)
-def test_what_is_not_there_is_a_usage_error(ops: list[str], category: str | None, where: str, what: str) -> None:
-    with pytest.raises(UsageError) as error:
-        names_of(ops, category)
-    assert error.value.where == where
-    assert what in error.value.what
-
-
 def test_jobs_are_each_size_over_each_axis() -> None:
     found = jobs(["sum", "add"], ["small", "large"], every_axis=True)
     assert [(each.name, each.size, each.axes) for each in found] == [
@@ -83,8 +66,6 @@ def test_jobs_are_each_size_over_each_axis() -> None:
         ("add", "small", None), ("add", "large", None),
     ]  # fmt: skip
     assert [each.axes for each in jobs(["sum", "sort"], ["small"], every_axis=False)] == [None, -1]
-    with pytest.raises(UsageError, match="'huge' is not a size"):
-        jobs(["add"], ["huge"], every_axis=True)
 
 
 # --- Measuring --------------------------------------------------------------------------------------------------------
@@ -93,28 +74,6 @@ def test_jobs_are_each_size_over_each_axis() -> None:
 def found_of(*names: str, settings: Settings = QUICK, dtype: Any = None, **more: Any) -> Results:
     with small_limits():
         return measure_all([Job(name, "small", (2,), None) for name in names], CPU, dtype, settings, **more)
-
-
-@pytest.mark.parametrize(
-    ("error", "text", "code"),
-    [
-        (OutOfMemoryError("no room"), "no room", 7),
-        (MemoryError("none"), "MemoryError: none", 7),
-        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug", 70),
-    ],
-)
-def test_what_fails_does_not_end_the_run(
-    error: Exception, text: str, code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(case: Any, *rest: Any) -> Any:
-        if case.name == "add":
-            raise error
-        return profile_case(case, *rest)
-
-    monkeypatch.setattr(measuring, "profile_case", fails)
-    found = found_of("add", "exp")
-    assert found.failures == [Failure("add", "2", text, code)]
-    assert [(m.name, m.size) for m in found.measured] == [("exp 2", "small")]
 
 
 def test_what_an_op_does_not_take_is_skipped() -> None:
