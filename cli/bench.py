@@ -28,8 +28,7 @@ from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
     from genesis.backend import Device
-    from genesis_cli.session.bench_model import Measured
-    from genesis_models.config import ModelConfig
+    from genesis_cli.session.bench_model import Request
 
 QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
 CPU_CASES = ((1, 4, 8), (256,))
@@ -48,11 +47,7 @@ Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for ea
 WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
 
 bench = typer.Typer(help="Measure ops, a model, or all, for a report.", add_completion=False, rich_markup_mode=None)
-
-
-@bench.callback()
-def _about() -> None:
-    """Measure ops, a model, or all, for a report."""
+bench.command("model")(bench_model)
 
 
 @bench.command("ops")
@@ -73,15 +68,11 @@ def bench_ops(
     """Compare many ops with the limits of this machine.
 
     Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
-    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
-    what was measured.
+    A case that fails does not end the run; the exit code is that of the first one.
     """
     from genesis.measure import suite
 
     measure(context, "bench-ops", suite.names_of(op or (), category), size or ())
-
-
-bench.command("model")(bench_model)
 
 
 @bench.command("all")
@@ -97,35 +88,38 @@ def bench_all(
     out: Reports = None,
     json: JsonFile = None,
 ) -> None:
-    """Measure ops and a model, and write one report.
-
-    Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
-    A case that fails does not end the run; the exit code is that of the first one. Ctrl-C ends it with a report of
-    what was measured.
-    """
+    """Measure ops and a model, and write one report, as `bench ops` does."""
     from genesis.backend import CPU
     from genesis.measure import suite
     from genesis_cli.session.preparation import resolve_device
 
-    size = model or (QUICKSTART if resolve_device(device) == CPU else "0.5B")
-    measure(context, "bench-all", suite.names_of(), (), (size, shape_named(size, "--model")))
+    where = resolve_device(device)
+    size = model or (QUICKSTART if where == CPU else "0.5B")
+    measure(context, "bench-all", suite.names_of(), (), steps_of(size, where, is_fast=fast))
+
+
+def steps_of(size: str, device: Device, *, is_fast: bool) -> Request:
+    """The training steps to measure of the model that `--model` names."""
+    from genesis.backend import CPU
+    from genesis_cli.session.bench_model import FAST, THOROUGH, Request
+    from genesis_models.weights import weight_type
+
+    config = shape_named(size, "--model")
+    dtype = weight_type(None, device, config.stored_dtype, trains=True).name
+    batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
+    cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
+    plan, title = FAST if is_fast else THOROUGH, f"Training steps of {size}, {dtype}"
+    return Request(config, cases, device, dtype, plan=plan, title=title)
 
 
 def measure(
-    context: typer.Context,
-    kind: str,
-    names: Sequence[str],
-    wanted: Sequence[str],
-    model: tuple[str, ModelConfig] | None = None,
+    context: typer.Context, kind: str, names: Sequence[str], wanted: Sequence[str], steps: Request | None = None
 ) -> None:
-    """Measure ops, and then the model's steps, with the options of the command line; write and print the report.
-
-    An interrupted run reports what was measured, and then ends as interrupted.
+    """Measure ops, and then a model's steps, with the options of the command line; write and print the report.
 
     Args:
         names: ops.
         wanted: size classes; empty for those of the device.
-        model: its name and configuration.
     """
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
@@ -133,6 +127,7 @@ def measure(
     from genesis.measure.cases import default_sizes
     from genesis.measure.op import Settings
     from genesis.measure.record import to_text
+    from genesis_cli.session.bench_model import measure_model
     from genesis_cli.session.preparation import resolve_device
 
     asked = SimpleNamespace(**context.params)
@@ -156,36 +151,21 @@ def measure(
             results = suite.measure_all(planned, where, dtype, how, show_progress)
     finally:
         show_progress("")
-    if results.interrupted and not results.measured:
-        raise KeyboardInterrupt
     report.tables, report.failures, report.notes = suite.tables_of(results), results.failures, suite.notes_of(results)
     changes = history.changes_table(history.earlier_runs(folder, report), suite.rows_of(results.measured))
     report.tables[-1:-1] = [changes] if changes.rows else []
-    steps = None if model is None or results.interrupted else measure_steps(*model, where, asked.fast)
+    count = len(results.measured)
     if steps is not None:
-        report.tables += steps.tables()
-        report.failures += steps.failures
+        found = measure_model(steps)
+        report.tables += found.tables()
+        report.failures += found.failures
+        count += len(found.cases)
     here = Path.cwd()
     paths = (p.relative_to(here) if p.is_relative_to(here) else p for p in history.save(report, folder))
     written = [f"written  {escape(path)}" for path in paths]
     # The files hold all cases; a terminal shows the sums.
     short = dataclasses.replace(report, tables=[each for each in report.tables if each.name != "ops"])
     show(report, [*to_text(short), "", *written], asked.json)
-    if results.interrupted or (steps is not None and steps.interrupted):
-        raise KeyboardInterrupt
-    raise_first(report.failures, len(results.measured) + len(steps.cases if steps is not None else ()))
+    raise_first(report.failures, count)
     if not results.measured:
         raise UsageError(results.skipped[0]["reason"], where="--dtype", next="leave --dtype out, or choose another")
-
-
-def measure_steps(name: str, config: ModelConfig, device: Device, is_fast: bool) -> Measured:
-    """Measure training steps of the model."""
-    from genesis.backend import CPU
-    from genesis_cli.session.bench_model import FAST, THOROUGH, Request, measure_model
-    from genesis_models.weights import weight_type
-
-    dtype = weight_type(None, device, config.stored_dtype, trains=True).name
-    batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
-    cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    plan, title = FAST if is_fast else THOROUGH, f"Training steps of {name}, {dtype}"
-    return measure_model(Request(config, cases, device, dtype, plan=plan, title=title))

@@ -60,8 +60,8 @@ def bench_model(
     The weights are random. Prints the times of forward, backward and optimizer for each batch size and length, tokens
     and FLOPs a second, the share of this machine's measured matmul, memory by its purpose, and the cost of larger
     batches and lengths.
-    A case that fails does not end the run; the first one sets the exit code. Ctrl-C ends the run with a report of the
-    cases so far. With --nproc a rank that fails, or a signal, ends all of them, without a report.
+    A case that fails does not end the run; the first one sets the exit code. With --nproc a rank that fails ends all of
+    them, without a report.
     """
     config, asked = shape_named(size, "--size"), weight_dtype(dtype, trains=True, quantized=False)
     usual = ",".join(str(n) for n in LENGTHS if n <= config.packed_length) or str(config.packed_length)
@@ -92,8 +92,6 @@ def bench_model(
         found = model.measure_model(request, ranks)
     if not ranks.is_main:
         return
-    if found.interrupted and not found.cases:
-        raise KeyboardInterrupt
     report = new_report("bench-model", command + (f" --nproc {ranks.size}" if ranks.size > 1 else ""), where)
     report.settings = {
         "model": escape(size),
@@ -112,8 +110,6 @@ def bench_model(
     report.notes = [f"Limits, measured now: {', '.join(rates)}."]
     report.tables, report.failures = found.tables(), found.failures
     show(report, to_text(report), json)
-    if found.interrupted:
-        raise KeyboardInterrupt
     raise_first(report.failures, len(found.cases))
 
 

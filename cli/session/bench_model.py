@@ -453,14 +453,13 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
 
 @dataclass
 class Measured:
-    """The results of a request, complete or interrupted; `torch` is torch's version if it was compared."""
+    """The results of a request; `torch` is torch's version if it was compared."""
 
     request: Request
     limits: Limits
     cases: list[Case] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     torch: str | None = None
-    interrupted: bool = False
 
     def tables(self) -> list[Table]:
         return step_tables(self.cases, self.request.title) if self.cases else []
@@ -468,8 +467,6 @@ class Measured:
 
 def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
     """All ranks measure each case together, then the first rank measures it alone. Only its result is complete.
-
-    KeyboardInterrupt ends the measuring of one process with the results so far.
 
     Raises:
         UsageError, DeviceError: torch is missing.
@@ -481,21 +478,16 @@ def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
         stack.callback(partial(show_progress, ""))
         child = stack.enter_context(started("steps", device, "torch", request.python)) if request.versus else None
         found.torch = None if child is None else child.version
-        try:
-            for each in each_case(request, found.limits, child, ranks):
-                if isinstance(each, Failure):
-                    found.failures.append(each)
+        for each in each_case(request, found.limits, child, ranks):
+            if isinstance(each, Failure):
+                found.failures.append(each)
+            else:
+                found.cases.append(each)
+        if ranks.size > 1 and ranks.is_main:
+            for case, one in zip(found.cases, each_case(request, found.limits), strict=True):
+                if isinstance(one, Failure):
+                    case.notes.append(f"{case.label}: one rank alone cannot take it: {one.error}")
                 else:
-                    found.cases.append(each)
-            if ranks.size > 1 and ranks.is_main:
-                for case, one in zip(found.cases, each_case(request, found.limits), strict=True):
-                    if isinstance(one, Failure):
-                        case.notes.append(f"{case.label}: one rank alone cannot take it: {one.error}")
-                    else:
-                        case.scaling = case.tokens_per_second / ranks.size / one.tokens_per_second
-            ranks.barrier("one rank's steps")
-        except KeyboardInterrupt:
-            if ranks.size > 1:
-                raise
-            found.interrupted = True
+                    case.scaling = case.tokens_per_second / ranks.size / one.tokens_per_second
+        ranks.barrier("one rank's steps")
     return found

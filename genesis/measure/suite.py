@@ -46,8 +46,6 @@ class Results:
     measured: list[Measured] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     skipped: list[dict[str, str]] = field(default_factory=list)  # cases that the op does not take, with the reason
-    left: int = 0  # cases not reached because the run was interrupted
-    interrupted: bool = False
 
 
 def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
@@ -94,7 +92,7 @@ def measure_all(
     settings: Settings,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Results:
-    """Measure every case in order. KeyboardInterrupt ends the run with the results so far.
+    """Measure every case in order.
 
     Args:
         dtype: None takes the first of float32, int32 and bool that the op takes.
@@ -102,13 +100,9 @@ def measure_all(
         notify: is called with the name of the next case.
     """
     found = Results()
-    for count, job in enumerate(planned):
-        try:
-            notify(f"{count + 1}/{len(planned)} {job.name} {job.size}")
-            one = _measured(job, device, dtype, settings)
-        except KeyboardInterrupt:
-            found.left, found.interrupted = len(planned) - count, True
-            return found
+    for count, job in enumerate(planned, 1):
+        notify(f"{count}/{len(planned)} {job.name} {job.size}")
+        one = _measured(job, device, dtype, settings)
         if isinstance(one, Measured):
             found.measured.append(replace(one, size=job.size))
         elif isinstance(one, Failure):
@@ -237,8 +231,7 @@ def tables_of(results: Results) -> list[Table]:
 def notes_of(results: Results) -> list[str]:
     """Sentences about the whole, the most important first."""
     cases, tried = results.measured, len(results.measured) + len(results.failures)
-    interrupted = f"; interrupted before the last {results.left} cases" if results.interrupted else ""
-    notes = [f"{len(cases)} of {tried} cases were measured{interrupted}"]
+    notes = [f"{len(cases)} of {tried} cases were measured"]
     noisy = sum(m.is_noisy for m in cases)
     if cases and noisy >= len(cases) / 4:
         notes.append(f"{noisy} of {len(cases)} cases are noisy: measure again on a quiet machine, and with more time")

@@ -145,21 +145,6 @@ def test_a_wrong_command_line(words: list[str], what: str, where: str, next: str
     assert next in told
 
 
-def test_an_interrupted_run_tells_what_was_measured(shape: str) -> None:
-    plain = model.measured_case
-    for taken in (1, 0):
-
-        def case(*given: Any, left: list[int] = [0] * taken) -> Any:
-            if not left:
-                raise KeyboardInterrupt
-            left.pop()
-            return plain(*given)
-
-        with mock.patch.object(model, "measured_case", case):
-            code, text, _ = benched("--size", shape, *GRID, "--json", "-")
-        assert code == 130 and (not text if not taken else len(tables(text)["steps"]) == 1)
-
-
 def test_the_request_to_compare_with_torch_is_passed_on(shape: str) -> None:
     given: list[Any] = []
 

@@ -111,22 +111,6 @@ def test_a_failing_op_does_not_end_the_run(tmp_path: Path) -> None:
     assert report["failures"][0]["exit_code"] == 70
 
 
-def test_an_interrupted_run_reports_what_was_measured(tmp_path: Path) -> None:
-    def interrupted(case: Any, *rest: Any) -> Any:
-        if case.name == "mul":
-            raise KeyboardInterrupt
-        return profile_case(case, *rest)
-
-    with mock.patch.object(measuring, "profile_case", interrupted):
-        code, text, told = run("bench-ops", *(f"--op={name}" for name in ("add", "mul", "sub")), "--fast", out=tmp_path)
-        nothing = run("bench-ops", "--op", "mul", "--fast", out=tmp_path / "nothing")
-    assert (code, told) == (130, "interrupted\n")
-    (report,) = reports(tmp_path)
-    assert [row["name"] for row in rows_of(report)] == ["add"]
-    assert "interrupted before the last 2 cases" in text
-    assert nothing == (130, "", "interrupted\n") and not reports(tmp_path / "nothing")
-
-
 def test_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(fake_torch.install(tmp_path / "site")))
     monkeypatch.setenv("SEEN", str(tmp_path / "seen.npy"))
@@ -202,11 +186,3 @@ def test_a_model_that_fails_leaves_the_ops(model: str, tmp_path: Path) -> None:
     assert "failed  step 4x16: no room for a step" in text
     (report,) = reports(tmp_path / "out")
     assert len(rows_of(report)) == 2 and rows_of(report, "steps") == []
-
-
-def test_steps_that_are_interrupted_leave_the_ops(model: str, tmp_path: Path) -> None:
-    with mock.patch.object(model_steps, "measured_case", mock.Mock(side_effect=KeyboardInterrupt)):
-        code, _, told = run("bench", "all", "--model", model, "--fast", out=tmp_path / "out")
-    assert (code, told) == (130, "interrupted\n")
-    (report,) = reports(tmp_path / "out")
-    assert (len(rows_of(report)), rows_of(report, "steps")) == (2, [])
