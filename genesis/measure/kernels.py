@@ -204,26 +204,10 @@ def code_of(
         UsageError: the op or the stage does not exist.
         DeviceError: a tool is missing.
     """
-    if stage not in STAGES:
-        raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
-    found: dict[Any, list[Launched]] = {}
-    for each in _launches(name, target, dtype, shapes, axes, backward):
-        found.setdefault((each.kernel, repr(each.signature)), []).append(each)
-    mark, arch = ";" if stage == "llir" else "//", "".join(map(str, target.capability))
-    for alike in found.values():
-        kernel, signature = alike[0].kernel, alike[0].signature
-        grids = ", ".join(dict.fromkeys("x".join(map(str, each.grid)) for each in alike))
-        constants = ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in signature.constants)
-        head = f"{mark} {kernel.__name__}: {stage} for sm_{arch}, grid {grids}, constants {constants}"
-        yield f"{head}\n{_text(kernel, signature, target.capability, stage).rstrip()}"
-
-
-def _launches(
-    name: str, target: Properties, dtype: DType | None, shapes: Sequence[Shape], axes: Sequence[Axes], backward: bool
-) -> list[Launched]:
-    """The launches of a call on a simulated GPU with the target's properties."""
     from genesis.backend.cuda.simulated import fake_device
 
+    if stage not in STAGES:
+        raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
     if backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     device, driver = fake_device(target)
@@ -233,7 +217,16 @@ def _launches(
         passes_of(case.op, case.inputs, case.attrs).backward()
     else:
         execute(case.op, case.inputs, dict(case.attrs))
-    return list(driver.launched)
+    found: dict[Any, list[Launched]] = {}
+    for each in driver.launched:
+        found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+    mark, arch = ";" if stage == "llir" else "//", "".join(map(str, target.capability))
+    for alike in found.values():
+        kernel, signature = alike[0].kernel, alike[0].signature
+        grids = ", ".join(dict.fromkeys("x".join(map(str, each.grid)) for each in alike))
+        constants = ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in signature.constants)
+        head = f"{mark} {kernel.__name__}: {stage} for sm_{arch}, grid {grids}, constants {constants}"
+        yield f"{head}\n{_text(kernel, signature, target.capability, stage).rstrip()}"
 
 
 def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:

@@ -90,35 +90,11 @@ class Child:
 
     Attributes:
         device: where it works, as Genesis names it.
-        version: of the library.
+        version: the library's version.
     """
 
-    def __init__(self, work: str, device: Device, python: str | None = None) -> None:
-        self.device = device
-        settings = {"work": work, "device": str(device), "threads": threads() if device == CPU else None}
-        # The peer runs on the GPU even where Genesis uses Triton's interpreter.
-        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        command = [python or sys.executable, str(SCRIPT), json.dumps(settings)]
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed by `close`
-        pipe = subprocess.PIPE
-        try:
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, env=environment)
-        except OSError as error:
-            self._errors.close()
-            raise UsageError(
-                f"{escape(python)} cannot be run: {error.strerror}",
-                where="--torch-python",
-                next="give the interpreter of an environment with torch: path/to/bin/python",
-            ) from error
-        try:
-            said = self._read()
-            if "missing" in said:
-                how = "pip install torch, or name an interpreter that has torch: --torch-python PATH"
-                raise DeviceError(str(said["missing"]), where="--vs torch", next=how)
-        except BaseException:
-            self.close()
-            raise
-        self.version = str(said["version"])
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes], device: Device) -> None:
+        self._process, self._errors, self.device, self.version = process, errors, device, ""
 
     def ask(self, what: str, /, **request: Any) -> dict[str, Any]:
         """The answer to one request: see `torch_ops.py`.
@@ -132,12 +108,12 @@ class Child:
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
-        said = self._read()
+        said = self.read()
         if "error" in said:
             raise PeerError(str(said["error"]))
         return said
 
-    def _read(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         if not (line := cast("IO[bytes]", self._process.stdout).readline()):
             raise self._ended()
         return cast("dict[str, Any]", json.loads(line))
@@ -157,7 +133,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._errors.close()
 
 
 @contextmanager
@@ -176,11 +151,23 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
         raise UsageError(f"{quote(name)} is not a peer", where="--vs", next="use torch")
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter cannot be compared", where="--vs", next="use --device cpu")
-    child = Child(work, device, python)
-    try:
-        yield child
-    finally:
-        child.close()
+    settings = {"work": work, "device": str(device), "threads": threads() if device == CPU else None}
+    # The peer runs on the GPU even where Genesis uses Triton's interpreter.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command, pipe = [python or sys.executable, str(SCRIPT), json.dumps(settings)], subprocess.PIPE
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, env=environment)
+        except OSError as error:
+            what, next = f"{escape(python)} cannot be run: {error.strerror}", "name a Python that has torch"
+            raise UsageError(what, where="--torch-python", next=next) from error
+        with contextlib.closing(Child(process, errors, device)) as child:
+            said = child.read()
+            if "missing" in said:
+                how = "pip install torch, or name an interpreter that has torch: --torch-python PATH"
+                raise DeviceError(str(said["missing"]), where="--vs torch", next=how)
+            child.version = str(said["version"])
+            yield child
 
 
 # --- An op ------------------------------------------------------------------------------------------------------------

@@ -38,16 +38,6 @@ def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
     return lambda t, a, *x: function(*x, *dims)
 
 
-def _product(t: Any, a: dict[str, Any], x: Any) -> Any:
-    """Reduces one dimension after the other, because torch's product takes one at a time."""
-    dims = a["axes"]
-    if dims is None:
-        return t.prod(x)
-    for dim in sorted([dims] if isinstance(dims, int) else dims, reverse=True):
-        x = t.prod(x, dim)
-    return x
-
-
 def _attention(t: Any, a: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
     heads = (x.transpose(1, 2) for x in (q, k, v))
     call = t.nn.functional.scaled_dot_product_attention
@@ -58,11 +48,6 @@ def _rotated(t: Any, a: dict[str, Any], x: Any, cos: Any, sin: Any) -> Any:
     first, second = x.chunk(2, -1)
     cos, sin = cos[:, None], sin[:, None]
     return t.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-
-def _gated(activation: Call, x: Any) -> Any:
-    gate, up = x.chunk(2, -1)
-    return activation(gate) * up
 
 
 def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> Any:
@@ -77,15 +62,10 @@ def _head_loss(t: Any, a: dict[str, Any], x: Any, weight: Any, labels: Any) -> A
 
 # Ops whose call in torch has another form. The record names the others (`Op.torch`).
 CALLS: dict[str, Call] = {
-    "prod": _product,
-    "sum_to_shape": lambda t, a, x: x.sum_to_size(a["shape"]),
     "clamp": lambda t, a, x, low, high: t.clamp(x, low, high),
     "cast": lambda t, a, x: x.to(getattr(t, a["dtype"])),
     "copy": lambda t, a, x: t.clone(x, memory_format=t.contiguous_format),
-    "fill": lambda t, a: t.full(a["shape"], a["value"], dtype=getattr(t, a["dtype"]), device=a["device"]),
     "gelu_tanh": lambda t, a, x: t.nn.functional.gelu(x, approximate="tanh"),
-    "gelu_tanh_backward": lambda t, a, *x: t.ops.aten.gelu_backward(*x, approximate="tanh"),
-    "relu_backward": lambda t, a, *x: t.ops.aten.threshold_backward(*x, 0),
     "var": lambda t, a, x: t.var(x, dim=a["axes"], correction=a["correction"]),
     "std": lambda t, a, x: t.std(x, dim=a["axes"], correction=a["correction"]),
     "norm": lambda t, a, x: t.linalg.vector_norm(x, a["p"], dim=a["axes"]),
@@ -97,8 +77,6 @@ CALLS: dict[str, Call] = {
     "attention_packed": lambda t, a, x: _attention(t, a, *x.chunk(3, 2)),
     "rope": _rotated,
     "swiglu": lambda t, a, gate, up: t.nn.functional.silu(gate) * up,
-    "swiglu_packed": lambda t, a, x: _gated(t.nn.functional.silu, x),
-    "geglu_packed": lambda t, a, x: _gated(lambda gate: t.nn.functional.gelu(gate, approximate="tanh"), x),
     "cross_entropy": lambda t, a, *x: t.nn.functional.cross_entropy(*x, reduction="none"),
     "linear_cross_entropy": _head_loss,
 }
@@ -116,7 +94,6 @@ class Job:
     Attributes:
         facts: the shape of the (first) result.
         sample: returns the seconds of a call.
-        peak: of memory; not measured here.
     """
 
     peak = None

@@ -165,16 +165,3 @@ def test_a_peer_that_is_missing_is_told_before_anything_is_measured(
         code, text, told = benched("--size", shape, *GRID, "--vs", "torch")
     assert (code, text) == (6, "")
     assert "torch cannot be imported: none here" in told and "pip install torch" in told
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [(["--size", "config.json"], 5, "config.json"), (["--size", "0.5B", "--device", "tpu"], 6, "is not a device")],
-)
-def test_a_malformed_config_and_an_unknown_device(
-    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("config.json").write_text("{")
-    found, text, told = benched(*words)
-    assert (found, text) == (code, "") and said in told

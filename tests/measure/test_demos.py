@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 import genesis
-from genesis.backend import CPU, Device
+from genesis.backend import CPU
 from genesis.errors import NumericError
 from genesis.measure import demos
 from genesis.measure.demos import DEMOS, Setting, compare, ways_table
@@ -81,12 +81,3 @@ def test_a_noisy_ratio_says_so() -> None:
         ways = [{**way, "time": way["time"]._replace(is_noisy=is_noisy)} for way in (quick, other)]
         (note,) = ways_table("t", "", ways).notes
         assert note.endswith("(noisy)") == is_noisy
-
-
-def test_sizes_follow_the_place() -> None:
-    cuda = Device("cuda")
-    found = [each.size(4, 3, 2, 1) for each in (Setting(CPU), Setting(CPU, True), Setting(cuda))]
-    assert found == [3, 2, 1]
-    with mock.patch.object(demos, "has_gpu_time", return_value=True):
-        assert [Setting(cuda).size(4, 3, 2, 1), Setting(cuda, True).size(4, 3, 2, 1)] == [4, 2]
-        assert Setting(cuda).square() == 8192  # of the 8 GiB that the interpreter's device has

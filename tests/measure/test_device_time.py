@@ -6,11 +6,11 @@ import pytest
 
 from genesis.backend import CPU, Device
 from genesis.backend.cuda import backend_of
-from genesis.dtypes import bfloat16, float32, int32
+from genesis.dtypes import float32, int32
 from genesis.errors import DeviceError
 from genesis.measure import limits
 from genesis.measure.cases import make_case
-from genesis.measure.timing import cold_calls, graph_calls, of_graph
+from genesis.measure.timing import cold_calls, of_graph
 from genesis.op import registry
 
 CUDA = Device("cuda", 0)
@@ -52,10 +52,6 @@ def test_cold_calls_fill_the_cache_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert done == [4000, 0, 4000, 0]
 
 
-def test_a_graph_holds_enough_calls_to_be_long() -> None:
-    assert [graph_calls(s) for s in (0.0, 1e-6, 1e-4, 1.0)] == [100, 100, 10, 4]
-
-
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_limits_are_measured_once(device: Device, quick_limits: None) -> None:
     found = limits.limits_of(device, float32)
@@ -65,15 +61,3 @@ def test_limits_are_measured_once(device: Device, quick_limits: None) -> None:
     assert found.kernel_seconds is None  # the interpreter has no GPU time
     assert limits.limits_of(device, float32) is found
     assert limits.limits_of(device, int32).flops_per_second is None
-
-
-def test_narrow_floats_are_multiplied_as_float32_on_the_cpu(quick_limits: None) -> None:
-    rates = [limits.limits_of(CPU, dtype).flops_per_second for dtype in (float32, bfloat16)]
-    assert rates[0] == rates[1]
-
-
-def test_only_a_gpu_has_gpu_time() -> None:
-    assert not limits.has_gpu_time(CPU)
-    assert not limits.has_gpu_time(CUDA)
-    limits.wait_for(CPU)()
-    limits.wait_for(CUDA)()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from dataclasses import replace
 from itertools import product
@@ -23,7 +22,6 @@ from genesis_cli.session import bench_model as model
 from genesis_cli.session.bench_model import (
     Case,
     Memory,
-    RandomTokens,
     Request,
     each_case,
     growths,
@@ -31,7 +29,6 @@ from genesis_cli.session.bench_model import (
     measured_case,
     step_flops,
     step_tables,
-    trained_model,
 )
 from genesis_models.config import ModelConfig
 
@@ -71,21 +68,6 @@ def test_flops_by_hand() -> None:
     assert step_flops(CONFIG, 3, 10) == 30 * (6 * parameters + 6 * 2 * 16 * 10)
     wide = ModelConfig.from_dict(RAW | {"model_type": "qwen3", "head_dim": 64})
     assert step_flops(wide, 1, 20) / 20 - step_flops(wide, 1, 10) / 10 == 6 * 2 * (2 * 64) * 10
-
-
-def test_random_tokens_are_drawn_by_number() -> None:
-    loader = RandomTokens(3, 7, 5)
-    first, second = loader.batch(0, 0), loader.batch(0, 1)
-    assert first.input_ids.shape == (3, 7) and first.num_targets == 18 and first.num_tokens == 21
-    assert first.input_ids.min() >= 0 and first.input_ids.max() < 5
-    assert not np.array_equal(first.input_ids, second.input_ids)
-    drawn = [batch.index for batch in itertools.islice(loader.batches(), 6)]
-    assert drawn == [0, 1, 2, 3, 0, 1]
-
-
-def test_checkpointing_reaches_the_model() -> None:
-    made = trained_model(asked([], checkpointing="full"))
-    assert (made.activation_checkpointing, made.training) == ("full", True)
 
 
 # --- Steps ------------------------------------------------------------------------------------------------------------

@@ -69,11 +69,6 @@ def test_every_op_is_measured_and_its_row_has_every_column() -> None:
     assert len(set(ops["rows"][0])) == len(COLUMNS), "two columns share a key"
 
 
-def test_a_row_on_the_cpu_has_nothing_of_a_gpu() -> None:
-    row = measured("add", (8,))
-    assert (row.gpu, row.launches, row.dispatch, row.backward, row.notes) == (None, None, {}, None, ())
-
-
 def test_memory_of_temporaries_is_seen() -> None:
     def call() -> None:
         x = registry["add"](y, y)

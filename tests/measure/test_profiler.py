@@ -190,16 +190,6 @@ def test_cycles_are_recorded_and_handed_over(tmp_path: Path) -> None:
     assert len(seen) == 2 and not _observers
 
 
-def test_a_step_that_warms_up_adds_nothing_to_the_cycle_before() -> None:
-    x = genesis.ones(4)
-    with profile(schedule=schedule(wait=0, warmup=1, active=1)) as p:
-        for _ in range(2):
-            x.exp()
-            p.step()
-        x.exp()
-    assert rows_of(p.key_averages())["exp"].count == 1
-
-
 def test_a_block_that_ends_early_keeps_what_it_has_and_may_accumulate() -> None:
     x = genesis.ones(4)
     with profile(schedule=schedule(wait=0, warmup=0, active=2), acc_events=True) as p:

@@ -37,10 +37,6 @@ def test_threads_share_a_moment_and_ops_go_first() -> None:
     assert named(frames) == {"a": 3, "b": 7}
 
 
-def test_what_lies_outside_of_the_step_does_not_count() -> None:
-    assert named([op("a", -5, 1), op("b", 9, 20)]) == {"a": 1, None: 8, "b": 1}
-
-
 @given(
     st.lists(
         st.tuples(st.integers(0, 2), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=6)), max_size=4
