@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from genesis.errors import UsageError, escape
+from genesis_cli import measured
 from genesis_cli.bench_model import bench_model
-from genesis_cli.measured import (
-    command_of,
-    dtype_of,
-    made_folder,
-    new_report,
-    peer_of,
-    raise_first,
-    show,
-    show_progress,
-)
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
 from genesis_cli.recipes import shape_named
 
@@ -131,13 +122,13 @@ def measure(
     from genesis_cli.session.preparation import resolve_device
 
     asked = SimpleNamespace(**context.params)
-    where, dtype = resolve_device(asked.device), dtype_of(asked.dtype)
+    where, dtype = resolve_device(asked.device), measured.dtype_of(asked.dtype)
     sizes = tuple(dict.fromkeys(wanted or default_sizes(where, is_fast=asked.fast)))
     planned = suite.jobs(names, sizes, every_axis=not asked.fast)
-    folder = made_folder(asked.out or history.default_folder())
-    report = new_report(kind, command_of(context, kind.replace("-", " ")), where)
+    folder = measured.made_folder(asked.out or history.default_folder())
+    report = measured.new_report(kind, measured.command_of(context, kind.replace("-", " ")), where)
     try:
-        with peer_of(where, asked.vs, asked.torch_python) as peer:
+        with measured.peer_of(where, asked.vs, asked.torch_python) as peer:
             report.settings = {
                 "dtype": "float32" if dtype is None else dtype.name,
                 "sizes": ",".join(sizes),
@@ -148,9 +139,9 @@ def measure(
             }
             plan = suite.FAST if asked.fast else suite.THOROUGH
             how = Settings(backward=asked.backward, stages=False, causes=not asked.fast, plan=plan, peer=peer)
-            results = suite.measure_all(planned, where, dtype, how, show_progress)
+            results = suite.measure_all(planned, where, dtype, how, measured.show_progress)
     finally:
-        show_progress("")
+        measured.show_progress("")
     report.tables, report.failures, report.notes = suite.tables_of(results), results.failures, suite.notes_of(results)
     changes = history.changes_table(history.earlier_runs(folder, report), suite.rows_of(results.measured))
     report.tables[-1:-1] = [changes] if changes.rows else []
@@ -165,7 +156,7 @@ def measure(
     written = [f"written  {escape(path)}" for path in paths]
     # The files hold all cases; a terminal shows the sums.
     short = dataclasses.replace(report, tables=[each for each in report.tables if each.name != "ops"])
-    show(report, [*to_text(short), "", *written], asked.json)
-    raise_first(report.failures, count)
+    measured.show(report, [*to_text(short), "", *written], asked.json)
+    measured.raise_first(report.failures, count)
     if not results.measured:
         raise UsageError(results.skipped[0]["reason"], where="--dtype", next="leave --dtype out, or choose another")

@@ -11,17 +11,7 @@ import typer
 
 from genesis.errors import ModelError, UsageError, escape
 from genesis.files.paths import quote
-from genesis_cli.measured import (
-    command_of,
-    dtype_of,
-    given_in,
-    integers,
-    made_folder,
-    new_report,
-    peer_of,
-    raise_first,
-    show,
-)
+from genesis_cli import measured
 from genesis_cli.nproc import is_rank
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, TorchPython, VsTorch
 
@@ -101,7 +91,7 @@ def is_run(context: typer.Context) -> bool:
     Raises:
         UsageError: it names neither or both, or has an option of the other one.
     """
-    given = given_in(context)
+    given = measured.given_in(context)
     run, op = "config" in given, "op" in given
     if run == op:
         what = "a training run and --op exclude each other" if run else "Missing option '--op', or a CONFIG"
@@ -117,9 +107,6 @@ def is_run(context: typer.Context) -> bool:
     return run
 
 
-# --- An op ------------------------------------------------------------------------------------------------------------
-
-
 def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
     """Measure, print the report, and end with the first failure's exit code, if there is one."""
     from genesis.measure.op import Settings, profile_op, tables_of
@@ -128,17 +115,17 @@ def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
 
     if asked.arch is not None:
         raise UsageError("--arch says whose code to show", where="--arch", next="add --show ptx, or leave it out")
-    where, kind = resolve_device(asked.device), dtype_of(asked.dtype)
-    with peer_of(where, asked.vs, asked.torch_python) as peer:
+    where, kind = resolve_device(asked.device), measured.dtype_of(asked.dtype)
+    with measured.peer_of(where, asked.vs, asked.torch_python) as peer:
         settings = Settings(backward=asked.backward, peer=peer)
         found = list(profile_op(asked.op, where, kind, _shapes(asked.shape), _axes(asked.axis), settings))
     failures = [each for each in found if isinstance(each, Failure)]
     rows = [each for each in found if not isinstance(each, Failure)]
-    report = new_report("profile-op", command_of(context, "profile"), where)
+    report = measured.new_report("profile-op", measured.command_of(context, "profile"), where)
     report.settings = {"torch": peer.version if peer else None}
     report.tables, report.failures = tables_of(rows), failures
-    show(report, to_text(report) if rows else (), json=asked.json)
-    raise_first(failures, len(rows))
+    measured.show(report, to_text(report) if rows else (), json=asked.json)
+    measured.raise_first(failures, len(rows))
 
 
 def show_code(asked: SimpleNamespace) -> None:
@@ -151,7 +138,7 @@ def show_code(asked: SimpleNamespace) -> None:
             what = f"{option} is for measuring, and --show prints code alone"
             raise UsageError(what, where=option, next=f"leave {option} or --show out")
     target = target_named(asked.arch, resolve_device(asked.device))
-    case = dtype_of(asked.dtype), _shapes(asked.shape), _axes(asked.axis)
+    case = measured.dtype_of(asked.dtype), _shapes(asked.shape), _axes(asked.axis)
     found = list(code_of(asked.op, asked.stage, target, *case, asked.backward))
     print("\n".join(found or [f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew"]))
 
@@ -160,7 +147,7 @@ def _shapes(text: str | None) -> list[Shape]:
     """`4,512,896` as the one shape to measure; empty for the typical ones."""
     if text is None:
         return []
-    numbers = integers(text)
+    numbers = measured.integers(text)
     if not numbers or min(numbers) < 1:
         raise UsageError(f"{quote(text)} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
     return [numbers]
@@ -170,13 +157,10 @@ def _axes(text: str | None) -> list[Axes]:
     """The one dimension, several, or None for all; empty for the typical ones."""
     if text is None or text == "all":
         return [] if text is None else [None]
-    axes = integers(text)
+    axes = measured.integers(text)
     if not axes:
         raise UsageError(f"{quote(text)} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
     return [axes if len(axes) > 1 else axes[0]]
-
-
-# --- A training run ---------------------------------------------------------------------------------------------------
 
 
 def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
@@ -198,14 +182,14 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
         raise UsageError("a run is profiled in one process", where="command line", next=next)
     loaded = recipes.load(asked.config, asked.overrides or [])
     ranges = Nvtx() if asked.nvtx else None
-    folder = None if asked.out is None else made_folder(asked.out)
+    folder = None if asked.out is None else measured.made_folder(asked.out)
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), ranges=ranges)
-    report = _report(command_of(context, "profile"), loaded, found)
+    report = _report(measured.command_of(context, "profile"), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
-    show(report, [*to_text(report), *written], asked.json)
+    measured.show(report, [*to_text(report), *written], asked.json)
 
 
 def _report(command: str, config: RunConfig, found: Profile) -> Report:
@@ -213,7 +197,7 @@ def _report(command: str, config: RunConfig, found: Profile) -> Report:
     from genesis.measure.record import format_bytes, format_seconds
     from genesis.measure.run import step_tables
 
-    report = new_report("profile-run", command, found.device)
+    report = measured.new_report("profile-run", command, found.device)
     report.tables = list(step_tables(found.recorded, found.device != CPU))
     (began, before), *samples = ((at, each["allocated"]) for at, each in found.memory_step.tracks[0].samples)
     moment, peak = max([(began, before), *samples], key=lambda sample: sample[1])

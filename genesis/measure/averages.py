@@ -6,7 +6,7 @@ The rows' self times add up to the total time: time outside every op and range h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from genesis.errors import UsageError, nearest
 from genesis.measure.record import Column, Unit, aligned, format_seconds, table
@@ -55,11 +55,8 @@ class Average:
         raise AttributeError(name)
 
 
-METRICS = (
-    *("cpu_time", "cpu_time_total", "self_cpu_time_total", "cpu_memory_usage", "self_cpu_memory_usage"),
-    *("device_time", "device_time_total", "self_device_time_total", "device_memory_usage", "self_device_memory_usage"),
-    *("count", "flops"),
-)
+# Every number of a row.
+METRICS = ("cpu_time", "device_time", *(each.name for each in fields(Average) if each.type in ("int", "float")))
 
 
 def metric_of(name: str, known: Sequence[str] = METRICS) -> str:

@@ -119,9 +119,6 @@ def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
     return table(name, title, WAYS, ways, notes=ratios)
 
 
-# --- Fusion -----------------------------------------------------------------------------------------------------------
-
-
 def gelu_by_hand(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π) · (x + 0.044715 x³))), op by op: each op writes a tensor of x's size."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
@@ -143,9 +140,6 @@ def fusion(setting: Setting) -> Iterator[Table]:
     softmax = compare({"by hand": lambda: softmax_by_hand(x), "fused": lambda: genesis.softmax(x, -1)}, setting)
     yield ways_table("softmax", f"softmax of the rows of {width}x{width} float32", softmax)
     yield table("passes", "the passes of softmax by hand", PASSES, softmax[0]["passes"])
-
-
-# --- Others -----------------------------------------------------------------------------------------------------------
 
 
 def batched(setting: Setting) -> Iterator[Table]:

@@ -81,9 +81,6 @@ def changes_table(earlier: Mapping[Key, Row], rows: Iterable[Row]) -> Table:
     return table("changes", "changed since the last run", CHANGES, changes, most=most)
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 def default_folder(here: Path | None = None) -> Path:
     """`benchmarks/results` in the clone of Genesis that contains `here`, otherwise `genesis-bench` below `here`.
 

@@ -154,9 +154,6 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
     return {name: seconds for name, seconds in host.items() if seconds >= 0}
 
 
-# --- Code -------------------------------------------------------------------------------------------------------------
-
-
 def target_named(arch: str | None, device: Device) -> Properties:
     """The GPU to compile for: one of architecture `arch` ("sm_90" or "90"), by default the device or else sm_90.
 

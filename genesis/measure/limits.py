@@ -81,9 +81,6 @@ COLUMNS = (
 )
 
 
-# --- Devices ----------------------------------------------------------------------------------------------------------
-
-
 def has_gpu_time(device: Device) -> bool:
     """Whether GPU time can be measured: false on the CPU and in Triton's interpreter."""
     return _kind(device) == "cuda"
@@ -113,9 +110,6 @@ def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: P
     """
     with of_graph(call, cuda_backend(device), graph_calls(wall)) as sample:
         return measure(sample, plan)
-
-
-# --- Measurements -----------------------------------------------------------------------------------------------------
 
 
 @functools.cache

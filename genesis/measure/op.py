@@ -127,9 +127,6 @@ class Measured:
         return any(t.is_noisy for t in times if t is not None)
 
 
-# --- Measuring --------------------------------------------------------------------------------------------------------
-
-
 def profile_op(
     name: str,
     device: Device,
@@ -239,9 +236,6 @@ def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
     evidence = "recording for backward takes longer than the call itself"
     advice = "use no_grad() where no gradient is needed, or one fused op instead of several"
     return Finding("host", backward.recording / backward.recorded.seconds, evidence, advice)
-
-
-# --- Columns ----------------------------------------------------------------------------------------------------------
 
 
 def _timing(key: str, title: str, about: str) -> Iterator[Column]:

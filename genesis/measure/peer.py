@@ -38,9 +38,6 @@ FLOATS, INTEGERS = 1 << 16, 1 << 22  # values of an input that are sent; the pee
 RATIO_BANDS = ((1.05, "faster"), (0.95, "level"), (0.8, "near"), (0.5, "slower"), (0.0, "far"))
 
 
-# --- Ratios -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Ratio:
     """The same work in both libraries, measured in interleaved rounds.
@@ -76,9 +73,6 @@ def ratio_of(rounds: list[tuple[float, float]]) -> Ratio:
     ratios = [theirs / ours for ours, theirs in rounds]
     ours, theirs = (median(column) for column in zip(*rounds, strict=True))
     return Ratio(ours, theirs, median(ratios), max(ratios) / min(ratios) - 1)
-
-
-# --- The process ------------------------------------------------------------------------------------------------------
 
 
 class PeerError(DeviceError):
@@ -168,9 +162,6 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
                 raise DeviceError(str(said["missing"]), where="--vs torch", next=how)
             child.version = str(said["version"])
             yield child
-
-
-# --- An op ------------------------------------------------------------------------------------------------------------
 
 
 def versus(case: Case, child: Child, plan: Plan, shape: tuple[int, ...]) -> Ratio | str:

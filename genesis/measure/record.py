@@ -157,9 +157,6 @@ class Report:
         return (json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
-# --- For people -------------------------------------------------------------------------------------------------------
-
-
 def to_text(report: Report) -> Iterator[str]:
     """The report as lines for a terminal."""
     yield f"device  {escape(report.device_name)} ({report.device})"

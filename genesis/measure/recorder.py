@@ -204,8 +204,6 @@ class Recorder:
         if self._first:
             self.ambient = "backward" if name == "forward" else name
 
-    # --- Modules and the tape -----------------------------------------------------------------------------------------
-
     @contextmanager
     def _calls(self, module: Module) -> Iterator[None]:
         if id(module) not in self._paths:
@@ -282,9 +280,6 @@ def shadowed(owner: object, **methods: Callable[..., Any]) -> Iterator[None]:
 def decorated(owner: object, **contexts: Any) -> AbstractContextManager[None]:
     """Enter a context manager, which must be a decorator, in each call of a method inside the block."""
     return shadowed(owner, **{name: context(getattr(owner, name)) for name, context in contexts.items()})
-
-
-# --- Time divided among frames ----------------------------------------------------------------------------------------
 
 
 def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | None, float]:

@@ -129,8 +129,6 @@ def _frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-# --- Sums -------------------------------------------------------------------------------------------------------------
-
 Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of the step, seconds on the host, calls
 
 
@@ -221,8 +219,6 @@ def kernel_seconds(step: Recording) -> dict[Key, float]:
         found[NOTHING] += whole - sum(found.values())
     return found
 
-
-# --- Tables -----------------------------------------------------------------------------------------------------------
 
 STEP = (
     Column("mode", "step", "text", "Captured: as a CUDA graph; eager: op by op."),

@@ -127,8 +127,6 @@ def _measured(job: Job, device: Device, dtype: DType | None, settings: Settings)
         return Failure.of(job.name, label_of(job.name, job.shape, job.axes), error)
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
 GROUPS = (
     Column("cases", "cases", "count", "Cases measured."),
     Column("launch", "call-bound", "count", "Cases whose time is mostly the call's own."),

@@ -63,9 +63,6 @@ def short(number: float) -> str:
     return f"{number:.3f}".rstrip("0").rstrip(".")
 
 
-# --- Flame graphs -----------------------------------------------------------------------------------------------------
-
-
 Stacks = Sequence[tuple[tuple[str, ...], float]]
 
 

@@ -129,9 +129,6 @@ def of_wall(
     return sample
 
 
-# --- On a GPU alone ---------------------------------------------------------------------------------------------------
-
-
 def graph_calls(seconds: float) -> int:
     """The number of calls of so many seconds that a graph should hold."""
     return min(max(int(REPLAY_SECONDS / max(seconds, 1e-9)), LEAST_CALLS), MOST_CALLS)

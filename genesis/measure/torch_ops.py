@@ -26,8 +26,6 @@ LEAST_SAMPLES = 5
 
 Call = Callable[..., Any]  # f(torch, attributes, *inputs)
 
-# --- The table --------------------------------------------------------------------------------------------------------
-
 
 def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
     """The function at `path`, such as "torch.nn.functional.silu", on the same operands and dimensions."""
@@ -80,8 +78,6 @@ CALLS: dict[str, Call] = {
     "cross_entropy": lambda t, a, *x: t.nn.functional.cross_entropy(*x, reduction="none"),
     "linear_cross_entropy": _head_loss,
 }
-
-# --- One call ---------------------------------------------------------------------------------------------------------
 
 
 class Job:
@@ -154,9 +150,6 @@ class Job:
 
         sample()
         return sample
-
-
-# --- Answers ----------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:

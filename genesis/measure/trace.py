@@ -110,9 +110,6 @@ def _nested(row: Iterable[_Span]) -> list[_Span]:
     return sorted(found, key=lambda s: (s.start, -s.end))
 
 
-# --- Stacks -----------------------------------------------------------------------------------------------------------
-
-
 def stacks(recordings: Sequence[Recording], on_gpu: bool) -> dict[Stack, float]:
     """Seconds of a mean recording by stack, outermost first: of the host, or of the GPU's kernels.
 
