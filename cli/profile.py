@@ -1,4 +1,4 @@
-"""`genesis profile`: the cost of an op or a training run here, and what its time is spent on; or an op's code."""
+"""`genesis profile`: the cost of an op or of a training run on this machine and its causes, or the code of an op."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from genesis.train.config import Config as RunConfig
     from genesis_cli.session.profiling import Profile
 
-STEPS, MOST_STEPS = 5, 1000  # profiled unless said otherwise, and at most
+STEPS, MOST_STEPS = 5, 1000  # default and maximum
 OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
 STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
-ARCH = "The GPU to show code for.  [default: this GPU; sm_90 where there is none]"
+ARCH = "The GPU to show code for.  [default: this GPU; otherwise sm_90]"
 Config = Annotated[
     str | None, typer.Argument(metavar="[CONFIG]", help="A training run: a YAML file, or a recipe's name.")
 ]
@@ -47,7 +47,7 @@ Stage = Annotated[str | None, typer.Option("--show", metavar="STAGE", help=STAGE
 Arch = Annotated[str | None, typer.Option("--arch", metavar="sm_N", help=ARCH)]
 Steps = Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the run to profile.")]
 Out = Annotated[
-    str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory here.")
+    str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory into it.")
 ]
 Nvtx = Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")]
 
@@ -114,7 +114,7 @@ def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
     from genesis_cli.session.preparation import resolve_device
 
     if asked.arch is not None:
-        raise UsageError("--arch says whose code to show", where="--arch", next="add --show ptx, or leave it out")
+        raise UsageError("--arch selects the GPU for --show", where="--arch", next="add --show ptx, or leave it out")
     where, kind = resolve_device(asked.device), measured.dtype_of(asked.dtype)
     with measured.peer_of(where, asked.vs, asked.torch_python) as peer:
         settings = Settings(backward=asked.backward, peer=peer)

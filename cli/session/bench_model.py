@@ -248,9 +248,7 @@ def memory_of(state: TrainState, device: Device) -> Memory:
 def measured_case(
     model: CausalLM, batch: int, length: int, request: Request, limits: Limits, child: Child | None, ranks: Ranks
 ) -> Case:
-    """Take steps of one size with a new optimizer: unwatched ones, some beside torch's, and in one process recorded
-    ones.
-    """
+    """Time steps of one size with a new optimizer, compare them with torch's, and record others in one process."""
     device, notes, state = request.device, list[str](), new_state(model, batch, length, ranks)
     free_graphs(device)
     if device != CPU:
@@ -342,7 +340,7 @@ def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
     # Layers with the same parameters may still use them differently.
     forms = {type(layer.self_attn).__bases__[0] if model.is_fused else None for layer in model.model.layers}
     if not forms <= {FusedAttention, FusedHeadNormAttention}:
-        raise PeerError(f"its model's layers compute something else than those of {config.model_type}")
+        raise PeerError(f"its model's layers differ from those of {config.model_type}")
     if window := min((each for each in config.layer_windows if 0 < each < length), default=0):
         raise PeerError(f"its model has no sliding window, and one of {window} is shorter than {length} tokens")
     sizes = {name: getattr(config, name) for name in SIZES}
@@ -351,9 +349,9 @@ def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
 
 
 def compare(case: Case, subject: Subject, child: Child, request: Request, ranks: Ranks) -> None:
-    """Interleave rounds of our steps and torch's, by the slowest rank; a note says why torch cannot take them.
+    """Interleave rounds of our steps and torch's, each by its slowest rank. If torch fails, a note says why.
 
-    All ranks call this together, and torch's processes join a group of their own.
+    All ranks call this together. torch's processes form another group.
     """
     with tempfile.TemporaryDirectory() as folder:  # torch's processes find each other by a file in it
         place = ranks.from_main("torch's meeting place", f"{folder}/{case.label}")

@@ -84,7 +84,7 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, stack: E
 
 
 def _cache(config: Config, stack: ExitStack) -> str:
-    """The folder of tokens: that of the configuration or of an earlier run, otherwise a temporary one."""
+    """The folder of tokens: the one in the configuration or of an earlier run, otherwise a temporary one."""
     known = Path(config.train.output_dir) / "cache"
     if config.data.cache_dir is not None:
         return config.data.cache_dir

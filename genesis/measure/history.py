@@ -81,12 +81,9 @@ def changes_table(earlier: Mapping[Key, Row], rows: Iterable[Row]) -> Table:
     return table("changes", "changed since the last run", CHANGES, changes, most=most)
 
 
-def default_folder(here: Path | None = None) -> Path:
-    """`benchmarks/results` in the clone of Genesis that contains `here`, otherwise `genesis-bench` below `here`.
-
-    `here` is the current folder by default.
-    """
-    start = Path.cwd() if here is None else here
+def default_folder() -> Path:
+    """`benchmarks/results` in the clone of Genesis around the current folder, otherwise `genesis-bench` in it."""
+    start = Path.cwd()
     for folder in (start, *start.parents):
         results = folder / "benchmarks" / "results"
         if (folder / "genesis" / "measure" / "history.py").is_file() and results.is_dir():
@@ -100,8 +97,8 @@ def save(report: Report, folder: Path) -> list[Path]:
     device = re.sub(r"[^a-z0-9]+", "-", report.device_name.lower()).strip("-")[:32].strip("-")
     stem = f"{stamp}-{report.kind}-{device or 'unknown'}-{report.settings.get('dtype')}"
     # A report from the same second already has this name, so append a number.
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    stem = next(name for name in names if not (folder / f"{name}.json").exists())
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    stem += next(ending for ending in endings if not (folder / f"{stem}{ending}.json").exists())
     paths = folder / f"{stem}.md", folder / f"{stem}.json"
     write_file(paths[0], "\n".join([*to_markdown(report), ""]).encode())
     write_file(paths[1], report.to_json())

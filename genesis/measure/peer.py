@@ -1,4 +1,4 @@
-"""Compares Genesis with torch, which runs in a process of its own and is timed in interleaved rounds.
+"""Compares Genesis with torch, which runs in a separate process and is timed in interleaved rounds.
 
 The process runs `torch_ops.py` with this interpreter or the one of another environment. It gets the same shapes,
 dtypes, strides and values. Only the shape of its results is checked.
@@ -76,7 +76,7 @@ def ratio_of(rounds: list[tuple[float, float]]) -> Ratio:
 
 
 class PeerError(DeviceError):
-    """The peer could not do what it was asked for."""
+    """The peer failed at a request."""
 
 
 class Child:
@@ -139,7 +139,8 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
         python: the interpreter that has it; None means this one.
 
     Raises:
-        UsageError: there is no such peer or interpreter, or the device is simulated. DeviceError: torch is missing.
+        UsageError: the peer or the interpreter does not exist, or the device is simulated.
+        DeviceError: torch is missing.
     """
     if name != "torch":
         raise UsageError(f"{quote(name)} is not a peer", where="--vs", next="use torch")

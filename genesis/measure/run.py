@@ -36,7 +36,7 @@ class Subject:
     Attributes:
         batches: returns the next step's batches.
         take: launches a step on them.
-        settle: reads the figures of the steps so far, outside of what is measured.
+        settle: reads the figures of the steps so far; its time is not measured.
         regions: (object, method, phase): the methods that make up each phase, except backward.
         begin: waits until all ranks begin a step.
         launched: called after a step is launched, before a wait for it.
@@ -279,7 +279,7 @@ def part_columns(name: str, on_gpu: bool) -> Sequence[Column]:
 
 
 def _notes(sums: Sums, first: Sums, ops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """How kernels are timed, what capturing the step changed, and the op to look at next."""
+    """Sentences about the timing of kernels, the gain from a CUDA graph, and the longest op."""
     if sums.on_gpu and sums.mode == "captured":
         yield "An event follows every kernel of the graph, so that kernels run one after the other."
     elif sums.on_gpu:

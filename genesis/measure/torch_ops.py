@@ -2,10 +2,10 @@
 
     python torch_ops.py '{"work": "ops", "device": "cuda:0", "threads": null}'
 
-It first prints torch's version, or what is missing. Then it answers each line of stdin with a line: `open` builds a
-job, `measure` samples it for a while (`seconds`) or a number of times (`count`), `close` forgets it. A job that fails
-is answered with its error. The jobs here are ops: the record of an op names it in torch, or a line of `CALLS`. Jobs of
-training steps are in `torch_steps.py`.
+It first prints torch's version, or the missing requirement. Then it answers each line of stdin with a line: `open`
+builds a job, `measure` samples it for a while (`seconds`) or a number of times (`count`), `close` forgets it. If a job
+fails, the answer is its error. The jobs here are ops: an op's record names it in torch, or `CALLS` calls it.
+Jobs of training steps are in `torch_steps.py`.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def main() -> int:
 
 
 def samples_of(sample: Callable[[], float], seconds: float = 0.0, count: int = 0) -> list[float]:
-    """So many samples, or those of so many seconds and a few at least."""
+    """`count` samples; if `count` is 0, samples for `seconds`, at least `LEAST_SAMPLES`."""
     if count:
         return [sample() for _ in range(count)]
     end, found = time.perf_counter() + seconds, list[float]()

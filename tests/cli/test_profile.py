@@ -91,7 +91,7 @@ def test_cuda_runs_in_the_interpreter() -> None:
         (["--op", "add", "--dtype", "f99"], "'f99' is not a dtype", "--dtype", "use one of float64"),
         (["--op", "mean", "--shape", "4", "--dtype", "int32"], "takes float tensors", "--dtype", ".float()"),
         (["--op", "eq", "--backward"], "eq has no gradient", "--backward", "leave --backward out"),
-        (["--op", "add", "--arch", "sm_90"], "--arch says whose code", "--arch", "add --show ptx"),
+        (["--op", "add", "--arch", "sm_90"], "--arch selects the GPU", "--arch", "add --show ptx"),
         (["--op", "add", "--show", "ptx", "--vs", "torch"], "--show prints code alone", "--vs", "leave --vs"),
         (["--op", "add", "--show", "ptx", "--json", "-"], "--show prints code alone", "--json", "leave --json"),
         (["--op", "add", "--show", "ptx"], "TRITON_INTERPRET is set", "--show", "unset TRITON_INTERPRET"),

@@ -202,7 +202,7 @@ def test_steps_are_compared_with_torch_or_a_note_says_why_not() -> None:
     ("changed", "lacks"),
     [
         ({"model_type": "llama", "mlp_bias": True}, "layers have no"),
-        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "layers compute something else than those of smollm3"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "layers differ from those of smollm3"),
         ({"model_type": "mistral", "sliding_window": 8}, "no sliding window, and one of 8 is shorter than 9 tokens"),
         ({"model_type": "mistral", "sliding_window": 9}, ""),
         ({"model_type": "qwen3", "head_dim": 64}, ""),

@@ -153,5 +153,5 @@ def test_captured_steps_of_a_family_run_on_a_fake_gpu(name: str) -> None:
 
 
 def test_torch_has_no_granite() -> None:
-    with pytest.raises(PeerError, match="compute something else than those of granite"):
+    with pytest.raises(PeerError, match="differ from those of granite"):
         lean_config(ModelConfig.from_dict(minimal("granite")), 8)
