@@ -433,11 +433,9 @@ def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
 def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
     """The tables of steps, memory and growth, and of the largest case's ops."""
     notes = dict.fromkeys(note for case in cases for note in case.notes)
-    found = [
-        table("steps", title, STEPS, cases, notes=notes),
-        table("memory", "memory", MEMORY, cases),
-        table("growth", "growth", GROWTH, growths(cases)),
-    ]
+    found = [table("steps", title, STEPS, cases, notes=notes), table("memory", "memory", MEMORY, cases)]
+    if grown := growths(cases):
+        found.append(table("growth", "growth", GROWTH, grown))
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     if most.ops:
         rooms = [op for op in most.ops if "above" in op]
