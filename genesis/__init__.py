@@ -7,6 +7,7 @@ to `__init__.pyi`.
 """
 
 import importlib
+from math import e, inf, nan, pi
 from typing import Any
 
 from genesis.tensor import Tensor  # before the function `tensor`, which has the module's name
@@ -26,11 +27,13 @@ from genesis.autograd import (
 from genesis.backend import Device
 from genesis.backend import Device as device
 from genesis.dtypes import NAMES as _types
-from genesis.dtypes import DType, finfo, iinfo, promote_types
+from genesis.dtypes import DType, Layout, finfo, iinfo, promote_types, strided
+from genesis.dtypes import DType as dtype
+from genesis.dtypes import Layout as layout
 from genesis.functions.reduce import ValuesAndIndices
 from genesis.functions.surface import functions as _functions
 from genesis.keywords import check_calls
-from genesis.random import Generator, manual_seed
+from genesis.random import Generator, default_generator, manual_seed
 from genesis.shapes import Size
 
 globals().update(_types | _functions)
@@ -39,10 +42,12 @@ from genesis import nn, optim  # noqa: E402  they need the names above
 
 globals().update(_functions)  # also those of neural networks
 
+newaxis = None
+
 check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
-_LAZY = {"cuda", "custom", "distributed", "func", "linalg", "profiler"}
+_LAZY = {"backends", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing"}
 
 
 def __getattr__(name: str) -> Any:
@@ -63,6 +68,7 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "DType",
     "Device",
     "Generator",
+    "Layout",
     "Size",
     "Tensor",
     "ValuesAndIndices",
@@ -73,7 +79,19 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "cuda_op",
     "custom",
     "linalg",
+    "backends",
+    "default_generator",
     "device",
+    "dtype",
+    "e",
+    "inf",
+    "layout",
+    "nan",
+    "newaxis",
+    "pi",
+    "special",
+    "strided",
+    "testing",
     "enable_grad",
     "errors",
     "finfo",

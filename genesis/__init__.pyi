@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from genesis import autograd as autograd
+from genesis import backends as backends
 from genesis import cuda as cuda
 from genesis import custom as custom
 from genesis import errors as errors
@@ -18,6 +19,8 @@ from genesis import nn as nn
 from genesis import optim as optim
 from genesis import profiler as profiler
 from genesis import random as random
+from genesis import special as special
+from genesis import testing as testing
 from genesis.autograd.autocast import autocast as autocast
 from genesis.autograd.autocast import get_autocast_dtype as get_autocast_dtype
 from genesis.autograd.autocast import is_autocast_enabled as is_autocast_enabled
@@ -32,6 +35,9 @@ from genesis.custom.check import check_op as check_op
 from genesis.custom.kernel_ops import cuda_op as cuda_op
 from genesis.custom.kernel_ops import triton_op as triton_op
 from genesis.dtypes import DType as DType
+from genesis.dtypes import DType as dtype
+from genesis.dtypes import Layout as Layout
+from genesis.dtypes import Layout as layout
 from genesis.dtypes import finfo as finfo
 from genesis.dtypes import iinfo as iinfo
 from genesis.dtypes import promote_types as promote_types
@@ -52,6 +58,7 @@ __all__ = [
     "DType",
     "Device",
     "Generator",
+    "Layout",
     "Size",
     "Tensor",
     "ValuesAndIndices",
@@ -114,6 +121,7 @@ __all__ = [
     "atleast_3d",
     "autocast",
     "autograd",
+    "backends",
     "baddbmm",
     "bernoulli",
     "bfloat16",
@@ -180,6 +188,7 @@ __all__ = [
     "cumsum",
     "cumulative_trapezoid",
     "custom",
+    "default_generator",
     "deg2rad",
     "deg2rad_",
     "det",
@@ -199,6 +208,8 @@ __all__ = [
     "dropout",
     "dsplit",
     "dstack",
+    "dtype",
+    "e",
     "einsum",
     "empty",
     "empty_like",
@@ -281,6 +292,7 @@ __all__ = [
     "index_put",
     "index_reduce",
     "index_select",
+    "inf",
     "inference_mode",
     "initial_seed",
     "inner",
@@ -310,6 +322,7 @@ __all__ = [
     "kron",
     "kthvalue",
     "layer_norm",
+    "layout",
     "lcm",
     "lcm_",
     "ldexp",
@@ -374,6 +387,7 @@ __all__ = [
     "multiply",
     "mv",
     "mvlgamma",
+    "nan",
     "nan_to_num",
     "nan_to_num_",
     "nanmean",
@@ -387,6 +401,7 @@ __all__ = [
     "neg_",
     "negative",
     "negative_",
+    "newaxis",
     "nn",
     "no_grad",
     "nonzero",
@@ -405,6 +420,7 @@ __all__ = [
     "pca_lowrank",
     "pdist",
     "permute",
+    "pi",
     "pinverse",
     "poisson",
     "positive",
@@ -501,6 +517,7 @@ __all__ = [
     "slogdet",
     "softmax",
     "sort",
+    "special",
     "split",
     "split_with_sizes",
     "sqrt",
@@ -511,6 +528,7 @@ __all__ = [
     "stack",
     "std",
     "std_mean",
+    "strided",
     "sub",
     "subtract",
     "sum",
@@ -529,6 +547,7 @@ __all__ = [
     "tensor",
     "tensor_split",
     "tensordot",
+    "testing",
     "threshold",
     "threshold_",
     "tile",
@@ -572,19 +591,26 @@ __all__ = [
 ]
 bfloat16: DType
 bool: DType
+default_generator: Generator
 double: DType
+e: builtins.float
 float: DType
 float16: DType
 float32: DType
 float64: DType
 half: DType
+inf: builtins.float
 int: DType
 int16: DType
 int32: DType
 int64: DType
 int8: DType
 long: DType
+nan: builtins.float
+newaxis: None
+pi: builtins.float
 short: DType
+strided: Layout
 uint8: DType
 __version__: str
 
@@ -1332,7 +1358,7 @@ def from_dlpack(source: Any) -> Tensor:
     """Return a tensor over the memory of any object with `__dlpack__`, on the host or on CUDA."""
 
 def from_numpy(values: np.ndarray) -> Tensor:
-    """Return a tensor over numpy's memory; read-only arrays and arrays with negative strides are copied."""
+    """Return a tensor over numpy's memory; read-only arrays are copied."""
 
 def full(
     size: Sizes,
@@ -2259,7 +2285,7 @@ def reduce_var(
     """Return Σ (x - mean)² / (n - correction) over `dim` (default: all)."""
 
 def relu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """max(x, 0)."""
+    """Return max(x, 0)."""
 
 def relu_(input: Tensor) -> Tensor:
     """Compute `relu` in place."""
@@ -2825,9 +2851,13 @@ def vstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
     """Return tensors joined along dimension 0; vectors count as rows."""
 
 def where(
-    condition: Tensor, input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None
-) -> Tensor:
-    """Return x where `condition` (bool) is true, else y."""
+    condition: Tensor,
+    input: Tensor | builtins.float | None = None,
+    other: Tensor | builtins.float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Any:
+    """Return x where `condition` (bool) is true, else y; without both, the indices of `nonzero(as_tuple=True)`."""
 
 def xlogy(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
     """Return x·log(y); 0 where x is 0 and y is not NaN."""

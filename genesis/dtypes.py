@@ -64,6 +64,16 @@ _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # dtypes of Python numbers
 
 
+class Layout:
+    """How a tensor's elements are stored; `strided` is the only layout."""
+
+    def __repr__(self) -> str:
+        return "genesis.strided"
+
+
+strided = Layout()
+
+
 def default_dtype() -> DType:
     """Return the dtype of Python floats, and of factories without a dtype."""
     return _BY_PYTHON[float]

@@ -17,7 +17,7 @@ from genesis.autograd.engine import backward as tape_backward
 from genesis.autograd.graph import HookHandle
 from genesis.autograd.record import TensorBase, as_gradient, as_tensor
 from genesis.backend import Device
-from genesis.dtypes import DType, default_dtype, float32, float64
+from genesis.dtypes import DType, Layout, default_dtype, float32, float64, strided
 from genesis.errors import DeviceError, DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
 from genesis.functions import create as _create
 from genesis.functions import elementwise as _elementwise
@@ -32,6 +32,12 @@ from genesis.functions.storage import window as _window
 from genesis.functions.surface import normalized
 from genesis.op import registry
 from genesis.shapes import Shape, Size, normalize_axis
+
+# The types' names before "Tensor" in `Tensor.type`.
+_TYPES = {
+    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long",
+    "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte", "bool": "Bool",
+}  # fmt: skip
 
 
 def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
@@ -106,6 +112,33 @@ class Tensor(Methods, TensorBase, concrete=True):
     def storage_offset(self) -> builtins.int:
         """Return the number of elements between the start of the storage and the first element."""
         return self.array.offset
+
+    ndimension = dim
+
+    @property
+    def _base(self) -> Any:
+        """The tensor of which this one is a view, or None."""
+        return self.base
+
+    @property
+    def itemsize(self) -> builtins.int:
+        """The bytes of one element."""
+        return self.dtype.itemsize
+
+    @property
+    def layout(self) -> Layout:
+        """How elements are stored: always `genesis.strided`."""
+        return strided
+
+    is_meta = is_sparse = is_quantized = False
+
+    @property
+    def is_cpu(self) -> builtins.bool:
+        return self.device.type == "cpu"
+
+    def get_device(self) -> builtins.int:
+        """Return the index of the CUDA device; -1 on the CPU."""
+        return self.device.index if self.is_cuda else -1
 
     def numel(self) -> builtins.int:
         return self.array.size
@@ -288,6 +321,21 @@ class Tensor(Methods, TensorBase, concrete=True):
         """Return a tensor over the same memory that is not recorded."""
         return Tensor(self.array)
 
+    def detach_(self) -> Tensor:
+        """Cut the tensor itself off its history, and return it. Raises GradientError for views."""
+        if self.base is not None:
+            raise GradientError("a view cannot be detached in place", next="use detach()")
+        self.node, self.output, self._requires_grad = None, 0, False
+        return self
+
+    def apply_(self, callable: Callable[[Any], Any]) -> Tensor:
+        """Replace each element by `callable` of it, a Python number; on the CPU only."""
+        if self.is_cuda or self.requires_grad:
+            what = "a CUDA tensor" if self.is_cuda else "a tensor that requires a gradient"
+            raise DeviceError(f"apply_ does not take {what}", next="compute with functions of tensors")
+        values = [callable(value) for value in self.array.view_np().ravel().tolist()]
+        return self.copy_(_create.tensor(values, dtype=self.dtype).reshape(self.shape))
+
     @property
     def data(self) -> Tensor:
         """The same memory, not recorded. A tensor assigned to it hands over its memory, also to a leaf."""
@@ -380,6 +428,22 @@ class Tensor(Methods, TensorBase, concrete=True):
         """Return the tensor with another dtype or on another device; itself if nothing changes (unless `copy`)."""
         moved = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
         return moved  # type: ignore[no-any-return]
+
+    def type(self, dtype: Any = None, non_blocking: builtins.bool = False) -> Any:
+        """Return the name of the type, such as "torch.FloatTensor"; with `dtype`, a type or a name, convert to it."""
+        place = "torch.cuda." if self.is_cuda else "torch."
+        if dtype is None:
+            return f"{place}{_TYPES[self.dtype.name]}Tensor"
+        named = str(dtype).removesuffix("Tensor") if isinstance(dtype, str) else ""
+        kind = next((own for own, name in _TYPES.items() if named in (f"torch.{name}", f"torch.cuda.{name}")), None)
+        device = None if kind is None else "cuda" if ".cuda." in named else "cpu"
+        return self.to(dtype=kind or dtype, device=device, non_blocking=non_blocking)
+
+    def byte(self) -> Tensor:
+        return self.to("uint8")
+
+    def char(self) -> Tensor:
+        return self.to("int8")
 
     def short(self) -> Tensor:
         return self.to("int16")

@@ -16,7 +16,7 @@ from genesis.array import Array
 from genesis.autograd.function import Function
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device, as_device, backend_for
-from genesis.dtypes import DType, as_dtype, bfloat16, default_dtype, int64, result_type
+from genesis.dtypes import INTEGER, DType, as_dtype, bfloat16, default_dtype, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import clone, to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
@@ -93,13 +93,16 @@ def as_tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None) 
 
 @public(method=False, keywords={"ndarray": "values"})
 def from_numpy(values: np.ndarray) -> Tensor:
-    """Return a tensor over numpy's memory; read-only arrays and arrays with negative strides are copied.
+    """Return a tensor over numpy's memory; read-only arrays are copied.
 
     Raises:
         DTypeError: if `values` is not a numpy array, or has a dtype that Genesis lacks.
+        ShapeError: for negative strides.
     """
     if not isinstance(values, np.ndarray):
         raise DTypeError(f"from_numpy takes a numpy array, got {type(values).__name__}", next="use genesis.tensor()")
+    if any(s < 0 for s in values.strides):
+        raise ShapeError(f"from_numpy: the strides {values.strides} are negative", next="pass values.copy()")
     return _wrap(arrays.from_numpy(values))
 
 
@@ -217,6 +220,10 @@ def linspace(
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to end, both included."""
     chosen = default_dtype() if dtype is None else as_dtype(dtype)
+    if chosen.category == INTEGER:
+        for value in (start, end):
+            fitting(value, chosen, "linspace")
+        start, end = (int(np.int64(value).astype(chosen.numpy)) for value in (start, end))
     array = elementwise.linspace(start=start, end=end, count=steps, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 

@@ -20,6 +20,7 @@ from genesis.functions.surface import (
     as_operand,
     check_operands,
     fitting,
+    functions,
     plain,
     public,
 )
@@ -39,6 +40,7 @@ def _scaled(x: Any, y: Any, alpha: float) -> Any:
     kind = _common_type(x, y)
     if type(alpha) is float and not kind.is_floating_point:
         raise DTypeError(f"alpha is {alpha}, but the sum is {kind.name}", next="pass an integer, or cast to a float")
+    alpha = alpha if kind.category else bool(alpha)
     return apply(ops.mul, y if y.array.dtype is kind else apply(ops.cast, y, dtype=kind), alpha)
 
 
@@ -159,8 +161,10 @@ def lerp_(x: Tensor, end: Operand, weight: Operand) -> Tensor:
 
 
 @public(method=False, out=True)
-def where(condition: Tensor, x: Operand, y: Operand) -> Tensor:
-    """Return x where `condition` (bool) is true, else y."""
+def where(condition: Tensor, x: Operand | None = None, y: Operand | None = None) -> Any:
+    """Return x where `condition` (bool) is true, else y; without both, the indices of `nonzero(as_tuple=True)`."""
+    if x is None and y is None:
+        return functions["nonzero"](condition, as_tuple=True)
     condition, x, y = check_operands("where", condition, x, y)
     if not (isinstance(x, TensorBase) and isinstance(y, TensorBase)):
         kind = _common_type(x, y)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis.autograd.modes import is_grad_enabled
+from genesis.dtypes import INTEGER
 from genesis.errors import GradientError
 from genesis.functions import (  # noqa: F401  importing them fills the tables
     arrange,
@@ -29,7 +30,7 @@ from genesis.functions import (  # noqa: F401  importing them fills the tables
     shape,
     statistics,
 )
-from genesis.functions.surface import derived_in_place, functions, methods
+from genesis.functions.surface import Tensor, array_of, bare, derived_in_place, functions, methods, public, store
 
 # Torch's further names, which have the functions' methods and in-place methods too.
 ALIASES = {
@@ -87,6 +88,19 @@ def _as_view(function: Callable[..., Any]) -> Callable[..., Any]:
     changed.__signature__ = method.__signature__  # type: ignore[attr-defined]
     changed.__wrapped__ = function  # type: ignore[attr-defined]
     return changed
+
+
+_relu_of_floats = bare(functions.pop("relu"))
+del methods["relu"]
+
+
+@public
+def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return max(x, 0)."""
+    if array_of(x, "relu").dtype.category == INTEGER:
+        x = elementwise.clamp(x, min=0)
+        return x if out is None else store(x, out, "relu")
+    return _relu_of_floats(x, out=out)
 
 
 for _name in IN_PLACE:

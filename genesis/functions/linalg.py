@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from genesis.autograd.record import apply, in_low_precision
+from genesis.dtypes import INTEGER, int64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise, pointwise
+from genesis.functions.elementwise import to_dtype
 from genesis.functions.shape import diagonal, expand, permute, reshape, unsqueeze
 from genesis.functions.surface import Tensor, array_of, public
 from genesis.ops import linalg as ops
@@ -75,7 +77,10 @@ def outer(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 
 def _scaled_sum(x: Any, product: Any, beta: float, alpha: float) -> Any:
-    """Return beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN)."""
+    """Return beta·x + alpha·product; with beta = 0, x is not read (it may hold NaN). Integers truncate both factors."""
+    if not product.array.dtype.is_floating_point:
+        exact = int if product.array.dtype.category == INTEGER else bool
+        beta, alpha = exact(beta), exact(alpha)
     product = product if alpha == 1 else pointwise.mul(product, alpha)
     if beta == 0:
         return product
@@ -267,6 +272,7 @@ def _sum_out(x: Any, labels: tuple[str, ...], keep: set[str]) -> tuple[Any, tupl
     if kept == labels:
         return x, labels
     shape = x.array.shape
+    x = x if x.array.dtype.is_floating_point else to_dtype(x, int64)
     ones = tuple(s if label in keep else 1 for s, label in zip(shape, labels, strict=True))
     summed = apply(sum_to_shape, x, shape=ones)
     return reshape(summed, *(s for s, label in zip(shape, labels, strict=True) if label in keep)), kept

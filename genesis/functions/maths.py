@@ -250,7 +250,9 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     def formula(x: Any) -> Any:
         if eps is not None:
             x = where(pw.lt(x, eps), eps, where(pw.gt(x, 1 - eps), 1 - eps, x))
-        return pw.log(div(x, sub(1.0, x)))
+            return pw.log(div(x, sub(1.0, x)))
+        x = pw.mul(x, where(pw.logical_or(pw.lt(x, 0), pw.gt(x, 1)), math.nan, 1.0))  # so is its gradient
+        return sub(pw.log(x), pw.log1p(pw.neg(x)))
 
     return wide("logit", formula, x)
 

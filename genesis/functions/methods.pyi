@@ -846,7 +846,7 @@ class Methods:
     def reciprocal_(self) -> Self:
         """Compute `reciprocal` in place."""
     def relu(self, *, out: Tensor | None = None) -> Tensor:
-        """max(x, 0)."""
+        """Return max(x, 0)."""
     def relu_(self) -> Self:
         """Compute `relu` in place."""
     def remainder(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from genesis.functions import pointwise as pw
 from genesis.functions import reduce
 from genesis.functions.create import arange, zeros
 from genesis.functions.elementwise import add, div, pow, sub, where
-from genesis.functions.linalg import bmm, dot, matmul, outer
+from genesis.functions.linalg import _scaled_sum, bmm, dot, matmul, outer
 from genesis.functions.shape import expand, permute, reshape, roll, unsqueeze
 from genesis.functions.surface import Tensor, array_of, public
 from genesis.shapes import broadcast_shapes, normalize_axis, numel
@@ -98,18 +98,16 @@ def cross(x: Tensor, y: Tensor, dim: int | None = None) -> Tensor:
 @public(out=True, in_place=True)
 def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta·x + alpha·(vec1 ⊗ vec2); with beta = 0, x is not read."""
-    return _plus(x, outer(vec1, vec2), beta, alpha)
+    product = outer(vec1, vec2)
+    if float in (type(beta), type(alpha)) and not product.array.dtype.is_floating_point:
+        raise DTypeError(f"addr of {product.array.dtype.name} takes no float factors", next="pass integers")
+    return _scaled_sum(x, product, beta, alpha)
 
 
 @public(out=True, in_place=True)
 def addbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta·x + alpha·Σ batch1 @ batch2 over the batch; with beta = 0, x is not read."""
-    return _plus(x, reduce.sum(bmm(batch1, batch2), 0, dtype=batch1.array.dtype), beta, alpha)
-
-
-def _plus(x: Any, product: Any, beta: float, alpha: float) -> Any:
-    product = product if alpha == 1 else pw.mul(product, alpha)
-    return product if beta == 0 else add(x if beta == 1 else pw.mul(x, beta), product)
+    return _scaled_sum(x, reduce.sum(bmm(batch1, batch2), 0, dtype=batch1.array.dtype), beta, alpha)
 
 
 @public(method=False)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase, apply
-from genesis.dtypes import INTEGER
+from genesis.dtypes import INTEGER, int64
 from genesis.errors import DTypeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions.elementwise import add, sub, to_dtype
@@ -132,8 +132,10 @@ def count_nonzero(x: Tensor, *dim: int | Sequence[int]) -> Tensor:
 @public(function=False)
 def sum_to_size(x: Tensor, *size: Sizes) -> Tensor:
     """Return x summed to shape `size`: over the dimensions that broadcasting from `size` to x's shape repeats."""
-    array_of(x, "sum_to_size")
-    return apply(ops.sum_to_shape, x, shape=sizes_of(size, "sum_to_size"))
+    array, shape = array_of(x, "sum_to_size"), sizes_of(size, "sum_to_size")
+    if shape != array.shape and not array.dtype.is_floating_point:
+        x = to_dtype(x, int64)
+    return apply(ops.sum_to_shape, x, shape=shape)
 
 
 @public(method=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -107,8 +109,19 @@ def _unpack(state: Any) -> dict[str, int]:
     return {"seed": seed_value, "offset": offset}
 
 
+@contextmanager
+def fork_rng(devices: Any = None, enabled: bool = True, *rest: Any, device_type: Any = None) -> Iterator[None]:
+    """Restore the state of the default generator, which serves all devices, at the end of the block."""
+    state = default_generator.get_state()
+    try:
+        yield
+    finally:
+        if enabled:
+            default_generator.set_state(state)
+
+
 random._hooks.update(device=backend.as_device, pack=_pack, unpack=_unpack)
-for _function in (seed, initial_seed, get_rng_state, set_rng_state):
+for _function in (fork_rng, seed, initial_seed, get_rng_state, set_rng_state):
     setattr(random, _function.__name__, _function)
 
 

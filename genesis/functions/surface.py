@@ -367,7 +367,7 @@ def derived_in_place(function: Any) -> Any:
         # Autograd may save x for the gradient, so a recorded call computes with a copy.
         result = compute(apply(registry["copy"], x) if is_recorded else x, *args[1:], **given)
         found = array_of(result, name)
-        if found.dtype.category > array.dtype.category:
+        if found.dtype.category > array.dtype.category or (name == "float_power_" and array.dtype is not found.dtype):
             raise DTypeError(f"{name}: a {found.dtype} result does not fit into {array.dtype}", next=f"use {name[:-1]}")
         if found.shape != array.shape:
             raise ShapeError(f"{name}: the result has shape {found.shape}, the tensor has {array.shape}")

@@ -16,13 +16,13 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.dtypes import BOOL, float32
 from genesis.errors import DimensionError, DTypeError, ShapeError, UsageError, unknown_keyword
 from genesis.functions import elementwise as ew
+from genesis.functions import forms, reduce
 from genesis.functions import pointwise as pw
-from genesis.functions import reduce
 from genesis.functions.create import zeros_like
 from genesis.functions.index import scatter
 from genesis.functions.random import rand
 from genesis.functions.shape import chunk
-from genesis.functions.surface import DTypeLike, array_of, bare, functional, functions, layer_function, public
+from genesis.functions.surface import DTypeLike, array_of, bare, functional, functions, layer_function, methods, public
 from genesis.ops import elementwise as elementwise_ops
 from genesis.random import Generator
 from genesis.tensor import Tensor
@@ -71,11 +71,7 @@ del functional["relu"], functional["silu"]  # the functions of the op records; t
 @layer_function
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
     """max(x, 0)."""
-    if inplace:
-        return pw.relu_(input)  # type: ignore[no-any-return]
-    if not array_of(input, "relu").dtype.is_floating_point:
-        return ew.clamp(input, min=0)  # type: ignore[no-any-return]
-    return bare(pw.relu)(input)  # type: ignore[no-any-return]
+    return methods["relu_"](input) if inplace else forms.relu(input)  # type: ignore[no-any-return]
 
 
 @layer_function

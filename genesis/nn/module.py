@@ -482,6 +482,10 @@ def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, An
 # --- Containers -------------------------------------------------------------------------------------------------------
 
 
+class MissingNameError(IndexRangeError, KeyError):
+    """A position whose module has a name instead of a number."""
+
+
 class _Numbered(Module):
     """Submodules named "0", "1", …"""
 
@@ -507,11 +511,15 @@ class _Numbered(Module):
         return self
 
     def insert(self, index: int, module: Module) -> Any:
-        """Add a module before `index`."""
-        order: list[Module | None] = list(self._modules.values())
-        order.insert(index, module)
+        """Add a module before `index`. Raises IndexRangeError, also a KeyError if those from `index` on have names."""
+        order, size = list(self._modules.values()), len(self._modules)
+        start = index + size if index < 0 else index
+        if not 0 <= start <= size:
+            raise IndexRangeError(f"insert at {index}: there are {size} modules")
+        if any(str(i) not in self._modules for i in range(start, size)):
+            raise MissingNameError(f"insert at {index}: the modules are named {', '.join(self._modules)}")
         self.append(module)  # checks it and adds the new last name
-        self._modules.update({str(i): m for i, m in enumerate(order)})
+        self._modules.update({str(i): m for i, m in enumerate((module, *order[start:]), start)})
         return self
 
     def __getitem__(self, index: int | slice) -> Any:

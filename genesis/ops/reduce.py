@@ -235,6 +235,10 @@ def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
     kept = _kept(out, axes, keepdim)
     variance = np.empty(kept.shape, _sum_type(x.dtype))
     _variance(x, axes, variance, correction)
+    # As in `norm`: squares outside float32's range are rare; only then are they computed in float64.
+    if x.dtype == np.float32 and not np.all((variance > 1e-30) & (variance < 1e30)):
+        variance = np.empty(kept.shape)
+        _variance(x.astype(np.float64), axes, variance, correction)
     np.copyto(kept, np.sqrt(variance), casting="unsafe")
 
 
@@ -303,7 +307,11 @@ def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = No
 
 
 def _extremum_vjp(ctx: Context, g: Array) -> Grads:
-    return (_share_ties(ctx, g, eq(ctx.inputs[0], _repeat(ctx, ctx.outputs[0]))),)
+    x = ctx.inputs[0]
+    chosen = eq(x, _repeat(ctx, ctx.outputs[0]))
+    if ctx.attrs.get("axes") is None:  # the NaNs share it, as in torch's max() and min()
+        chosen = registry["logical_or"](chosen, registry["isnan"](x))
+    return (_share_ties(ctx, g, chosen),)
 
 
 @op("amax", _rule("amax", _same, elements=True), vjp=_extremum_vjp, saves=(0, "out"), flops=reads, torch="torch.amax")

@@ -65,7 +65,7 @@ APART = {
     "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty",
     "new_empty_strided", "empty",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
-    "storage_offset", "element_size", "share_memory_", "promote_types",
+    "storage_offset", "element_size", "share_memory_", "promote_types", "apply_", "get_device",
 }  # fmt: skip
 LEFT = {f"genesis.functions.{name}" for name in ("pointwise", "printing", "settings")}  # the last two: no values
 # Made from sizes or by name alone, which the calls here do not have: the tests of their files are of both devices.

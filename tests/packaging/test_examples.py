@@ -23,6 +23,7 @@ WITHOUT = {
     r"optim\.(Optimizer|Schedule|WSD|Constant|Cosine|Linear|OneCycle|Sequential|Step|make_schedule)$": "a run sets it",
     r"optim\.lr_scheduler\.LRScheduler$": "a base class",
     r"Tensor\.(accumulate_grad|claim_gradient_slot|current_node|edge|set_grad|take_memory|wrap)$": "for the tape",
+    r"[Ll]ayout$": "has one value, strided",
     r"Tensor\.share_memory_$": "memory is not shared between processes",
 }
 

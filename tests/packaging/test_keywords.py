@@ -26,6 +26,7 @@ MODULES = (
 WITHOUT_KEYWORDS = {
     genesis.Size: "tuple's own constructor, for every shape",
     genesis.autograd.Function: "nobody makes one",
+    genesis.Layout: "nobody makes one",
 }
 
 

@@ -59,7 +59,7 @@ def test_no_public_function_takes_or_gives_anything() -> None:
         "arange", "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_shapes",
         "broadcast_tensors", "bucketize", "cartesian_prod", "from_dlpack", "is_tensor", "isin", "max",
         "median", "meshgrid", "min", "nanmedian", "nonzero", "randint", "result_type", "scalar_tensor",
-        "tensor", "unique", "unique_consecutive",
+        "tensor", "unique", "unique_consecutive", "where",
     }  # fmt: skip
 
 
