@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -247,10 +248,9 @@ def norm(
         dtype: dtype to which x is cast first.
     """
     if p == "nuc" and array_of(x, "norm").ndim > 1:
-        from genesis.functions.matrix_norms import matrix_norm
-
+        norms = importlib.import_module("genesis.functions.matrix_norms")  # its functions need those of this module
         over = dim if dim is not None else tuple(range(x.array.ndim))
-        return matrix_norm(x, "nuc", over, keepdim, dtype=dtype, out=out)
+        return norms.matrix_norm(x, "nuc", over, keepdim, dtype=dtype, out=out)
     names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
     power = names.get(p) if p is None or isinstance(p, str) else float(number(p, "norm", "p"))
     if power is None:
