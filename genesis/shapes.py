@@ -37,6 +37,9 @@ class Size(tuple[int, ...]):
 
     __rmul__ = __mul__
 
+    def __repr__(self) -> str:
+        return f"genesis.Size({list(self)})"
+
 
 def numel(shape: Sequence[int]) -> int:
     """Return the number of elements."""

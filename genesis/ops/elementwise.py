@@ -661,5 +661,7 @@ def arange(out: np.ndarray, start: float, step: float, count: int, dtype: DType)
 
 @op("linspace", _ramp_infer)
 def linspace(out: np.ndarray, start: float, end: float, count: int, dtype: DType) -> None:
-    """`count` evenly spaced values from start to end, both included, in float64."""
-    np.copyto(out, np.linspace(start, end, count), casting="unsafe")
+    """`count` evenly spaced values from start to end, both included, in float64: each half from its own end."""
+    i, step = np.arange(count), np.longdouble((float(end) - float(start)) / max(count - 1, 1))  # one rounding
+    values = np.where(i < max(count // 2, 1), start + i * step, end - (count - 1 - i) * step)
+    np.copyto(out, values.astype(np.float64), casting="unsafe")

@@ -466,11 +466,12 @@ TILE = 1024
 
 @triton.jit(do_not_specialize=["start", "step", "count", "end"])
 def arange_kernel(p_o, start, step, end, count, TYPE: tl.constexpr, ENDS: tl.constexpr, T: tl.constexpr):
-    """Store start + step · i. With ENDS the last element is `end`."""
+    """Store start + step · i. With ENDS the second half is counted from `end`."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
     y = tl.full([T], start, TYPE) + tl.full([T], step, TYPE) * i.to(TYPE)  # [T]
     if ENDS:
-        y = tl.where((i == count - 1) & (i > 0), tl.full([T], end, TYPE), y)
+        back = tl.full([T], end, TYPE) - tl.full([T], step, TYPE) * (count - 1 - i).to(TYPE)  # [T]
+        y = tl.where(i < tl.maximum(count // 2, 1), y, back)
     tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=i < count)
 
 
