@@ -7,6 +7,7 @@ built-in classes that torch raises in its place, which differ from function to f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -59,6 +60,10 @@ def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     return known[matches[0]] if matches else None
 
 
+def _as_tuple(size: re.Match[str]) -> str:
+    return f"({size[1]}{size[2] or (size[1] and ',')})"
+
+
 class GenesisError(Exception):
     """Base class of all errors that Genesis raises on purpose.
 
@@ -75,6 +80,8 @@ class GenesisError(Exception):
     is_echo = False
 
     def __init__(self, what: str, *, where: str = "", next: str = "") -> None:
+        if "Size([" in what:  # shapes of tensors read (2, 3), as those of arrays
+            what = re.sub(r"genesis\.Size\(\[(\d*)((?:, \d+)*)\]\)", _as_tuple, what)
         self.what, self.where, self.next = what, where, next
         super().__init__(str(self))
 

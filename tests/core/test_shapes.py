@@ -152,3 +152,9 @@ def test_resolve_shape(shape: tuple[int, ...], count: int, resolved: tuple[int, 
 def test_shapes_that_do_not_resolve(shape: tuple[int, ...], count: int, said: str) -> None:
     with pytest.raises(ShapeError, match=said):
         shapes.resolve_shape(shape, count)
+
+
+def test_errors_show_shapes_as_tuples() -> None:
+    shown = [str(ShapeError(f"a {shapes.Size(shape)}")) for shape in ((), (3,), (3, 4))]
+    assert shown == ["a ()", "a (3,)", "a (3, 4)"]
+    assert repr(shapes.Size((3, 4))) == "genesis.Size([3, 4])"
