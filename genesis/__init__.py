@@ -47,7 +47,7 @@ newaxis = None
 check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
-_LAZY = {"backends", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing"}
+_LAZY = {"backends", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing", "utils"}
 
 
 def __getattr__(name: str) -> Any:
