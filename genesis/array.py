@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,8 +113,19 @@ def constant(x: Array) -> Array:
     return x if type(x) is Array else Array(x.storage, x.shape, x.strides, x.dtype, x.device, x.offset)
 
 
+# By thread: the trace that makes its arrays, while `genesis.compiler` traces that thread.
+makers: dict[int, Any] = {}
+
+
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
     """Return a contiguous array with undefined contents."""
+    if makers and (trace := makers.get(get_ident())) is not None:
+        return trace.new(shape, dtype, device)  # type: ignore[no-any-return]
+    return allocated(shape, dtype, device)
+
+
+def allocated(shape: Sequence[int], dtype: DType, device: Device) -> Array:
+    """Return what `empty` returns, in memory even while the thread is traced."""
     shape = tuple(shape)
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes.__class__ is not int:  # numpy integers or tensors: convert every size to a Python int
@@ -148,6 +160,20 @@ def label(array: Array, owner: str) -> Array:
     return array
 
 
+def from_host(values: np.ndarray, dtype: DType, device: Device) -> Array:
+    """Return a copy of numpy's values, cast to `dtype`, on a device."""
+    array = allocated(values.shape, dtype, device)
+    backend_for(device).from_numpy(values, array)
+    return _constant(array)
+
+
+def _constant(array: Array) -> Array:
+    """Return an array with values from the host, which a traced function keeps."""
+    if makers and (trace := makers.get(get_ident())) is not None:
+        trace.constants[id(array)] = array
+    return array
+
+
 def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
     """Return an array over numpy's memory, or over a copy of it.
 
@@ -159,9 +185,7 @@ def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
     item = dtype.itemsize
     usable = values.flags.writeable and values.flags.aligned and all(s >= 0 and s % item == 0 for s in values.strides)
     if not share or not usable:
-        out = empty(values.shape, dtype)
-        np.copyto(out.view_np(), values)
-        return out
+        return from_host(values, dtype, CPU)
     strides = tuple(s // item for s in values.strides)
     extent = 1 + sum(st * (s - 1) for s, st in zip(values.shape, strides, strict=True)) if values.size else 0
     # The block spans all bytes from first to last element, gaps included. Every view of it keeps `values` alive.
@@ -169,4 +193,4 @@ def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
     block = run.view(np.uint8) if extent else np.empty(0, np.uint8)
     array = Array(CpuStorage(block, extent * item, owner=values), values.shape, strides, dtype)
     array._np = values
-    return array
+    return _constant(array)

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, empty, from_numpy
-from genesis.backend import Device, backend_for
+from genesis.array import Array, from_host, from_numpy
+from genesis.backend import Device
 from genesis.dtypes import INTEGER, bool_, int64, uint8
 from genesis.errors import DTypeError, IndexRangeError, ShapeError
 from genesis.ops.index import mask_count, mask_indices, placed
@@ -61,9 +61,7 @@ class IndexPlan:
 def _on_device(values: np.ndarray, device: Device) -> Array:
     if device.type == "cpu":
         return from_numpy(values)
-    array = empty(values.shape, int64 if values.dtype != np.bool_ else bool_, device)
-    backend_for(device).from_numpy(values, array)
-    return array
+    return from_host(values, int64 if values.dtype != np.bool_ else bool_, device)
 
 
 def _as_index(entry: Any, device: Device) -> Any:

@@ -63,7 +63,9 @@ class TensorBase:
     def __init__(
         self, array: Any = (), node: Any = None, output: Any = False, *more: Any, requires_grad: bool = False
     ) -> None:
-        if type(array) is not Array:  # a call by a user, not an internal one with (array, node, output)
+        if type(array) is not Array and not isinstance(
+            array, Array
+        ):  # a call by a user, not an internal one with (array, node, output)
             data = [v for v, absent in ((node, None), (output, False)) if v is not absent]
             array, node, output = self._array_of(array, *data, *more), None, 0
         self._begin(array, node, output)

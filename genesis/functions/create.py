@@ -15,7 +15,7 @@ from genesis import array as arrays
 from genesis.array import Array
 from genesis.autograd.function import Function
 from genesis.autograd.record import TensorBase
-from genesis.backend import Device, as_device, backend_for
+from genesis.backend import Device, as_device
 from genesis.dtypes import INTEGER, DType, as_dtype, bfloat16, default_dtype, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import clone, to_dtype
@@ -70,10 +70,9 @@ def tensor(data: Any, *, dtype: DTypeLike = None, device: DeviceLike = None, req
         for extreme in (values.min(), values.max()):
             fitting(extreme.item(), as_dtype(dtype), "tensor")
     place = as_device(device)
-    array = arrays.label(arrays.empty(values.shape, own_dtype if dtype is None else as_dtype(dtype), place), "tensor")
     with np.errstate(all="ignore"):  # a cast may overflow to inf, as in torch
-        backend_for(place).from_numpy(values, array)
-    return _wrap(array, requires_grad)
+        array = arrays.from_host(values, own_dtype if dtype is None else as_dtype(dtype), place)
+    return _wrap(arrays.label(array, "tensor"), requires_grad)
 
 
 @public(method=False)

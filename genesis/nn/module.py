@@ -29,6 +29,15 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
+class Changes:
+    """Counts the assignments to attributes and parts of all modules, so that compiled functions notice them."""
+
+    count = 0
+
+
+changes = Changes()
+
+
 class Module:
     """Base class of all layers and models. Subclasses assign their parts in `__init__` and compute in `forward`.
 
@@ -108,6 +117,7 @@ class Module:
     # --- Parts, as attributes -----------------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
+        changes.count += 1
         tables = [self.__dict__.get(table) for table in ("_parameters", "_modules", "_buffers")]
         # Before Module.__init__ the tables do not exist.
         if tables[0] is None:
@@ -134,6 +144,7 @@ class Module:
 
     def _forget(self, name: str, keep: Mapping[str, Any] | None = None) -> None:
         """Remove a name from all tables except `keep`, where it keeps its position."""
+        changes.count += 1
         self.__dict__.pop(name, None)
         for table in (self._parameters, self._modules, self._buffers):
             if table is not keep:
@@ -182,6 +193,7 @@ class Module:
     register_module = add_module
 
     def _check_name(self, name: str, table: Mapping[str, Any]) -> None:
+        changes.count += 1
         if "_parameters" not in self.__dict__:
             raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
         if not name or "." in name:

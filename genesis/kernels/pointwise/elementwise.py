@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import triton
@@ -99,6 +101,34 @@ def scalar_argument(value: Any, work: DType) -> Any:
     return float_argument(value, work)
 
 
+class Expression(NamedTuple):
+    """What `elementwise` would compute: its arguments, for a kernel that computes more in the same pass."""
+
+    function: Any
+    operands: tuple[Any, ...]
+    work: DType
+    condition_type: DType
+
+
+class _Expressions(threading.local):
+    """The list that collects the expressions of this thread, while `expressions_of` runs an implementation."""
+
+    found: list[Expression] | None = None
+
+
+_expressions = _Expressions()
+
+
+def expressions_of(implementation: Callable[..., None], *args: Any, **attrs: Any) -> list[Expression]:
+    """Run a CUDA implementation and return what it passes to `elementwise`, which then launches nothing."""
+    _expressions.found = found = []
+    try:
+        implementation(*args, **attrs)
+    finally:
+        _expressions.found = None
+    return found
+
+
 def elementwise(
     function: Any, out: Array, *operands: Any, work: DType | None = None, condition_type: DType | None = None
 ) -> None:
@@ -111,6 +141,9 @@ def elementwise(
         condition_type: type of the first of three operands, if it differs.
     """
     work = work_type(out.dtype if work is None else work)
+    if _expressions.found is not None:
+        _expressions.found.append(Expression(function, operands, work, condition_type or work))
+        return
     arrays = [x for x in operands if isinstance(x, Array)]
     broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
     order = sorted(range(out.ndim), key=lambda d: -out.strides[d])  # neighbours in memory are neighbours in a tile

@@ -1,0 +1,133 @@
+"""The graph of a traced function: values and the calls of ops that compute them.
+
+Values are immutable: a change in place makes a new value with the layout of the old one. A view is not a call but a
+value that names its `root`, the value whose memory it windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from genesis.backend import Device
+from genesis.dtypes import DType
+from genesis.op import Op
+from genesis.shapes import Shape, numel
+
+
+@dataclass(eq=False, slots=True)
+class Value:
+    """An array of a traced function.
+
+    Attributes:
+        call: the call that computes the value; None for an input and for a view.
+        root: the value whose memory this one windows; the value itself if it is not a view.
+        offset: the window's first element, relative to the first element of `root`.
+    """
+
+    shape: Shape
+    strides: Shape
+    dtype: DType
+    device: Device
+    call: Call | None = None
+    base: Value | None = None
+    offset: int = 0
+
+    @property
+    def root(self) -> Value:
+        return self if self.base is None else self.base
+
+    @property
+    def size(self) -> int:
+        return numel(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def window(self, shape: Shape, strides: Shape, offset: int) -> Value:
+        """Return a view of the same root; `offset` is relative to the root."""
+        root = self.root
+        if (shape, strides, offset) == (root.shape, root.strides, 0):
+            return root
+        return Value(shape, strides, root.dtype, root.device, None, root, offset)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of an op on values and numbers."""
+
+    op: Op
+    inputs: tuple[Any, ...]
+    attrs: dict[str, Any]
+    outputs: tuple[Value, ...] = ()
+    line: str = ""  # of the user's program
+
+    @property
+    def reads(self) -> list[Value]:
+        """The roots that the call reads."""
+        return [x.root for x in self.inputs if isinstance(x, Value)]
+
+
+@dataclass(eq=False, slots=True)
+class Graph:
+    """Calls in order, between inputs and outputs.
+
+    Attributes:
+        writes: inputs that the function changes in place, each with the value that it holds at the end.
+    """
+
+    inputs: list[Value] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    writes: list[tuple[Value, Value]] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Value]:
+        """The roots that are read after the last call."""
+        return [v.root for v in (*self.outputs, *(new for _, new in self.writes))]
+
+    def without_dead_calls(self) -> Graph:
+        """Return the graph without calls whose results nothing reads."""
+        live, kept = set(self.results), []
+        for call in reversed(self.calls):
+            if any(v in live for v in call.outputs):
+                live.update(call.reads)
+                kept.append(call)
+        return Graph(self.inputs, kept[::-1], self.outputs, self.writes)
+
+    def without_common_calls(self) -> Graph:
+        """Return the graph with one call in place of equal ones."""
+        from genesis.backend.cuda.dispatch import exact, is_value
+
+        first: dict[Any, Call] = {}
+        same: dict[Value, Value] = {}
+        kept = []
+
+        def renamed(x: Any) -> Any:
+            if not isinstance(x, Value):
+                return x
+            if x.base is None:
+                return same.get(x, x)
+            return same[x.root].window(x.shape, x.strides, x.offset) if x.root in same else x
+
+        def key_of(x: Any) -> Any:
+            if isinstance(x, Value):
+                return (x.root, x.shape, x.strides, x.offset)
+            return exact(x) if is_value(x) else id(x)
+
+        for call in self.calls:
+            inputs = tuple(renamed(x) for x in call.inputs)
+            layouts = tuple((o.shape, o.strides, o.dtype) for o in call.outputs)
+            attrs = tuple((name, key_of(value)) for name, value in call.attrs.items())
+            key = (call.op, tuple(key_of(x) for x in inputs), attrs, layouts)
+            if key in first:
+                same.update(zip(call.outputs, first[key].outputs, strict=True))
+                continue
+            renewed = Call(call.op, inputs, call.attrs, call.outputs, call.line)
+            for output in call.outputs:
+                output.call = renewed
+            first[key] = renewed
+            kept.append(renewed)
+        outputs = [renamed(v) for v in self.outputs]
+        return Graph(self.inputs, kept, outputs, [(a, renamed(b)) for a, b in self.writes])

@@ -1,0 +1,180 @@
+"""A program: the calls of a graph as steps that run on arrays, with one block of memory for what lies between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from genesis.array import Array, Spec, empty
+from genesis.backend import Device
+from genesis.compiler.graph import Call, Graph, Value
+from genesis.dtypes import uint8
+from genesis.op import Op
+from genesis.shapes import contiguous_strides, is_dense
+
+ALIGNMENT = 256  # bytes
+
+Arrays = dict[Value, Array]
+
+
+class Step(Protocol):
+    """A part of a program: some calls of its graph, which run together.
+
+    Attributes:
+        reads: the roots that it reads.
+        results: the roots that it stores.
+    """
+
+    reads: list[Value]
+    results: list[Value]
+
+    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+        """Compute the results, whose arrays exist already."""
+        ...
+
+
+class Draws:
+    """Random numbers of a run: (seed, offset) of its first draw, and the offset of that draw in the trace."""
+
+    __slots__ = ("seed", "shift")
+
+    def __init__(self, seed: int = 0, shift: int = 0) -> None:
+        self.seed, self.shift = seed, shift
+
+    def moved(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a random op for this run."""
+        return {**attrs, "seed": self.seed, "offset": attrs["offset"] + self.shift}
+
+
+class OpStep:
+    """One call, run by the op's own implementation."""
+
+    def __init__(self, call: Call) -> None:
+        self.call, self.reads, self.results = call, call.reads, list(call.outputs)
+        self.is_random = is_random(call)
+
+    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+        call = self.call
+        inputs = tuple([array_of(x) if isinstance(x, Value) else x for x in call.inputs])
+        outputs = tuple([array_of(v) for v in call.outputs])
+        run_op(call.op, outputs, inputs, draws.moved(call.attrs) if self.is_random else call.attrs)
+
+
+def is_random(call: Call) -> bool:
+    """Whether a call draws random numbers."""
+    return "seed" in call.attrs and "offset" in call.attrs
+
+
+def run_op(op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
+    """Run the implementation of an op, without dispatch, inside another op's implementation."""
+    if outputs[0].device.type == "cpu":
+        outputs[0].storage.backend.run(op, outputs, inputs, attrs)
+        return
+    from genesis.backend.cuda.dispatch import cuda_impl_of
+
+    cuda_impl_of(op)(outputs[0] if len(outputs) == 1 else outputs, *inputs, **attrs)
+
+
+class Program:
+    """Steps with their memory.
+
+    Attributes:
+        inputs: values of the arrays that `run` takes.
+        results: roots that `run` stores into the arrays that it is given.
+        changed: indices of inputs that change in place.
+    """
+
+    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+        self.graph, self.steps, self.inputs = graph, list(steps), graph.inputs
+        own = set(graph.inputs)
+        # A new value of an input is stored into the input itself at the end, unless it is also a result.
+        self.results = list(dict.fromkeys(v.root for v in graph.outputs if v.root not in own))
+        self.changed = tuple(graph.inputs.index(old) for old, _ in graph.writes)
+        self.draws = any(is_random(call) for call in graph.calls)
+        self.offsets, self.nbytes = self._places()
+
+    def specs(self) -> tuple[Spec, ...]:
+        """The contiguous arrays into which `run` stores `results`. A strided result is stored in a run of elements."""
+        return tuple(Spec(v.shape if is_plain(v) else (run_length(v),), v.dtype) for v in self.results)
+
+    @property
+    def device(self) -> Device:
+        return (self.results or [new for _, new in self.graph.writes])[0].device
+
+    def run(self, outputs: Sequence[Array], inputs: Sequence[Array], draws: Draws | None = None) -> None:
+        """Run all steps."""
+        roots: Arrays = dict(zip(self.inputs, inputs, strict=True))
+        for value, array in zip(self.results, outputs, strict=True):
+            roots[value] = array if is_plain(value) else array.view(value.shape, value.strides)
+        if self.nbytes:
+            memory = empty((self.nbytes,), uint8, self.device)
+            for value, place in self.offsets.items():
+                roots[value] = Array(
+                    memory.storage, value.shape, value.strides, value.dtype, value.device, place // value.dtype.itemsize
+                )
+
+        def array_of(value: Value) -> Array:
+            if value.base is None:
+                return roots[value]
+            root = roots[value.base]
+            return root.view(value.shape, value.strides, root.offset + value.offset)
+
+        draws = draws or Draws()
+        for step in self.steps:
+            step.run(array_of, draws)
+        for old, new in self.graph.writes:
+            if new.root is not old:
+                store(array_of(new), roots[old])
+
+    def _places(self) -> tuple[dict[Value, int], int]:
+        """Place the values between steps in one block of memory, where those that live at once do not overlap."""
+        last: dict[Value, int] = {}
+        for i, step in enumerate(self.steps):
+            for v in step.reads:
+                last[v] = i
+        for v in self.graph.results:
+            last[v] = len(self.steps)
+        kept = {*self.inputs, *self.results}
+        live: list[tuple[int, int, int]] = []  # (first byte, end, last step that reads it)
+        places: dict[Value, int] = {}
+        total = 0
+        for i, step in enumerate(self.steps):
+            for v in step.results:
+                if v in kept or v in places:
+                    continue
+                size = -(-max(run_length(v) * v.dtype.itemsize, 1) // ALIGNMENT) * ALIGNMENT
+                live = sorted(each for each in live if each[2] >= i)
+                at = 0
+                for first, end, _ in live:
+                    if first - at >= size:
+                        break
+                    at = max(at, end)
+                live.append((at, at + size, last.get(v, i)))
+                places[v], total = at, max(total, at + size)
+        return places, total
+
+
+def is_plain(v: Value) -> bool:
+    """Whether a root has the layout that an op allocates."""
+    return v.strides == contiguous_strides(v.shape) or 0 in v.shape
+
+
+def run_length(v: Value) -> int:
+    """The number of elements between the first and the last element of a root, both included."""
+    return (
+        v.size
+        if is_plain(v) or is_dense(v.shape, v.strides)
+        else 1 + sum(st * (s - 1) for s, st in zip(v.shape, v.strides, strict=True))
+    )
+
+
+def store(source: Array, target: Array) -> None:
+    """Copy an array into another one of its shape."""
+    from genesis.ops.elementwise import copy
+
+    run_op(copy, (target,), (source,), {})
+
+
+def plain_steps(graph: Graph) -> list[Step]:
+    """Return one step for each call, without fusion."""
+    return [OpStep(call) for call in graph.calls]

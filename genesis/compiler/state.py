@@ -1,0 +1,302 @@
+"""What a function reads besides its arguments: closure cells, globals, attributes of modules and objects.
+
+`State` walks from a function over what its code names. It collects the tensors that the function can reach, and guards:
+facts under which a trace stays valid. A change of one of them means another trace.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from genesis.autograd.record import TensorBase
+from genesis.backend import Device
+from genesis.compiler.trace import Break
+from genesis.dtypes import DType
+from genesis.nn.module import Module, changes
+from genesis.random import Generator
+
+_PACKAGE = str(Path(__file__).parents[1])
+# Builtins and standard modules whose calls have effects on the host that a replay would leave out.
+EFFECTS = frozenset(("print", "input", "open", "exec", "eval", "breakpoint"))
+EFFECT_MODULES = frozenset(("random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings"))
+ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
+LIMIT = 20_000  # guards; a function that reaches more objects is not traced
+
+
+def is_same(now: Any, then: Any) -> bool:
+    """Whether a guarded value is unchanged: the same object, or an equal number or string of the same type."""
+    if now is then:
+        return True
+    kind = type(now)
+    return kind is type(then) and kind in _COMPARED and (now == then or (now != now and then != then))
+
+
+_COMPARED = frozenset((int, float, complex, bool, str, bytes, slice, range, DType, Device))
+
+
+class State:
+    """The facts that a function depends on besides its arguments.
+
+    Args:
+        function: the function or module.
+        objects: arguments that are neither tensors nor numbers, such as the `self` of a method.
+
+    Attributes:
+        tensors: tensors that the function can reach, in the order in which they were found.
+    """
+
+    def __init__(self, function: Any, objects: Sequence[Any]) -> None:
+        self.tensors: list[TensorBase] = []
+        self.items: list[tuple[Any, Any, Any]] = []  # (dict or list, key, value)
+        self.cells: list[tuple[types.CellType, Any]] = []
+        self.sizes: list[tuple[Any, int]] = []
+        self.slots: list[tuple[Any, str, Any]] = []  # (object, attribute, value)
+        self.of_modules: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
+        self.module_sizes: list[tuple[Any, int]] = []
+        self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # whose ids are in `_seen`
+        self._visit(function, frozenset())
+        for x in objects:
+            self._visit(x, names_of(function))
+        self.version = changes.count
+
+    def holds(self) -> bool:
+        """Whether every guarded fact is as it was."""
+        for holder, key, then in self.items:
+            try:
+                now = holder[key]
+            except (KeyError, IndexError):
+                return False
+            if now is not then and not is_same(now, then):
+                return False
+        for cell, then in self.cells:
+            now = cell.cell_contents
+            if now is not then and not is_same(now, then):
+                return False
+        for holder, size in self.sizes:
+            if len(holder) != size:
+                return False
+        for owner, name, then in self.slots:
+            if not is_same(getattr(owner, name, _ABSENT), then):
+                return False
+        return self.version == changes.count or self._modules_hold()
+
+    def _modules_hold(self) -> bool:
+        for holder, key, then in self.of_modules:
+            now = holder.get(key, _ABSENT)
+            if now is not then and not is_same(now, then):
+                return False
+        if any(len(holder) != size for holder, size in self.module_sizes):
+            return False
+        self.version = changes.count
+        return True
+
+    def restore(self) -> None:
+        """Undo what a trace that was given up changed, because the function will run once more."""
+        for holder, then in self._copies:
+            if isinstance(holder, list):
+                holder[:] = then
+            elif len(holder) != len(then) or any(holder.get(key, _ABSENT) is not x for key, x in then.items()):
+                holder.clear()
+                holder.update(then)
+        for holder, key, then in self.items:
+            if holder[key] is not then:
+                holder[key] = then
+        for cell, then in self.cells:
+            cell.cell_contents = then
+        for owner, name, then in self.slots:
+            if not isinstance(owner, type):
+                setattr(owner, name, then)
+
+    # --- The walk -----------------------------------------------------------------------------------------------------
+
+    def _new(self, x: Any) -> bool:
+        """Whether an object is seen for the first time."""
+        if id(x) in self._seen:
+            return False
+        self._seen.add(id(x))
+        self._kept.append(x)
+        if len(self._kept) > LIMIT:
+            raise Break(f"reaches more than {LIMIT:,} objects")
+        return True
+
+    def _visit(self, x: Any, names: frozenset[str]) -> None:
+        """Add the guards of an object that code with these names reads; the reference to it is guarded already."""
+        if isinstance(x, ATOMS) or x is None:
+            return
+        if isinstance(x, TensorBase):
+            if self._new(x):
+                self.tensors.append(x)
+        elif isinstance(x, types.MethodType):
+            self._visit(x.__func__, names)
+            self._visit(x.__self__, names | names_of(x.__func__))
+        elif isinstance(x, types.FunctionType):
+            self._visit_function(x)
+        elif isinstance(x, Module):
+            self._visit_module(x)
+        elif isinstance(x, types.ModuleType):
+            self._visit_namespace(x, names)
+        elif isinstance(x, (list, tuple)):
+            self._visit_list(x, names)
+        elif isinstance(x, dict):
+            self._visit_dict(x, names)
+        elif isinstance(x, (type, types.BuiltinFunctionType, Generator)) or (
+            _is_own(type(x)) and not type(x).__module__.startswith("numpy.random")
+        ):
+            return
+        elif hasattr(x, "__wrapped__") and callable(x):
+            self._visit(x.__wrapped__, names)
+        else:
+            self._visit_object(x, names)
+
+    def _visit_function(self, function: types.FunctionType) -> None:
+        if _is_own(function) or not self._new(function):
+            return
+        names = names_of(function)
+        for name in sorted(names):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                self.items.append((function.__globals__, name, value))
+                self._visit(value, names)
+            elif name in EFFECTS and hasattr(builtins, name):
+                raise Break(f"calls {name}()", f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not filled yet
+                continue
+            self.cells.append((cell, value))
+            self._visit(value, names)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._visit(value, names)
+
+    def _visit_namespace(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        top = module.__name__.partition(".")[0]
+        if top in EFFECT_MODULES and any(hasattr(module, name) for name in names):
+            raise Break(f"uses the module {module.__name__}, whose effects a trace cannot repeat", module.__name__)
+        path = getattr(module, "__file__", None) or ""
+        if not path or path.startswith(_PACKAGE) or "site-packages" in path or _STANDARD in path:
+            return
+        for name in sorted(names):
+            if name in vars(module):
+                value = vars(module)[name]
+                self.items.append((vars(module), name, value))
+                self._visit(value, names)
+
+    def _visit_module(self, module: Module) -> None:
+        for each in module.modules():
+            if not self._new(each):
+                continue
+            names = frozenset[str]()
+            if not _is_own(type(each)):
+                names = names_of(type(each).forward)
+                for function in methods_of(type(each), names):
+                    self._visit_function(function)
+                    names = names | names_of(function)
+                for name in sorted(names - set(vars(each))):
+                    self._visit_class(type(each), name)
+            self._copies += [(x, dict(x)) for x in (vars(each), each._parameters, each._buffers, each._modules)]
+            for name, value in vars(each).items():
+                if name in ("_parameters", "_buffers", "_modules"):
+                    self.module_sizes.append((value, len(value)))
+                    for key, part in value.items():
+                        self.of_modules.append((value, key, part))
+                        if isinstance(part, TensorBase) and self._new(part):
+                            self.tensors.append(part)
+                elif name.endswith("_hooks"):
+                    self.sizes.append((value, len(value)))
+                    for hook in value.values() if isinstance(value, dict) else ():
+                        self._visit(hook, names)
+                else:
+                    self.of_modules.append((vars(each), name, value))
+                    self._visit(value, names)
+
+    def _visit_list(self, x: Any, names: frozenset[str]) -> None:
+        if not self._new(x):
+            return
+        if isinstance(x, list):
+            self._copies.append((x, list(x)))
+            self.sizes.append((x, len(x)))
+            self.items += [(x, i, value) for i, value in enumerate(x)]
+        for value in x:
+            self._visit(value, names)
+
+    def _visit_dict(self, x: dict[Any, Any], names: frozenset[str]) -> None:
+        if not self._new(x):
+            return
+        self.sizes.append((x, len(x)))
+        self._copies.append((x, dict(x)))
+        for key, value in x.items():
+            self.items.append((x, key, value))
+            self._visit(value, names)
+
+    def _visit_object(self, x: Any, names: frozenset[str]) -> None:
+        """Guard the attributes of a plain object that the code names, and visit the methods that it calls."""
+        if not self._new(x):
+            return
+        fields = getattr(x, "__dict__", {})
+        top = type(x).__module__.partition(".")[0]
+        if top in EFFECT_MODULES or type(x).__module__.startswith(("_io", "numpy.random")):
+            raise Break(f"uses a {type(x).__name__}, whose effects a trace cannot repeat")
+        self.sizes.append((fields, len(fields)))
+        self._copies.append((fields, dict(fields)))
+        for function in methods_of(type(x), names | {"__call__"}):
+            self._visit_function(function)
+            names = names | names_of(function)
+        for name in sorted(names):
+            if name in fields:
+                self.items.append((fields, name, fields[name]))
+                self._visit(fields[name], names)
+            elif name in _slots(type(x)) and hasattr(x, name):
+                self.slots.append((x, name, getattr(x, name)))
+                self._visit(getattr(x, name), names)
+            else:
+                self._visit_class(type(x), name)
+
+    def _visit_class(self, kind: type, name: str) -> None:
+        """Guard a number or string that is an attribute of a class."""
+        value = getattr(kind, name, None)
+        if value is not None and isinstance(value, ATOMS):
+            self.slots.append((kind, name, value))
+
+
+_ABSENT = object()
+_STANDARD = str(Path(types.__file__).parent)
+
+
+def _slots(kind: type) -> set[str]:
+    return {name for each in kind.__mro__ for name in vars(each).get("__slots__", ())}
+
+
+def _is_own(x: Any) -> bool:
+    """Whether a function or class belongs to Genesis, whose code reads no state of the user's."""
+    return str(getattr(x, "__module__", "")).partition(".")[0] in ("genesis", "genesis_models", "triton", "numpy")
+
+
+def methods_of(kind: type, names: frozenset[str]) -> Iterator[types.FunctionType]:
+    """The functions of a class that are named, among them `forward`."""
+    for name in sorted(names | {"forward"}):
+        function = getattr(kind, name, None)
+        if isinstance(function, property) and function.fget is not None:
+            function = function.fget
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def names_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of globals and attributes in the code of a function and of the functions inside it."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return frozenset()
+    found: set[str] = set()
+    stack = [code]
+    while stack:
+        each = stack.pop()
+        found.update(each.co_names)
+        stack += [c for c in each.co_consts if isinstance(c, types.CodeType)]
+    return frozenset(found)
