@@ -1,0 +1,288 @@
+"""Fusion: which calls of a graph run together in one pass over memory.
+
+All calls of a group iterate over one shape, its `space`. Elementwise calls, and reductions over trailing dimensions,
+exchange values in registers: a call may read a value of its own group only at the element that it computes itself
+(after broadcasting). Reductions over leading dimensions, or over all, end a group: each program stores a partial
+result, and the op itself reduces these. Two groups are merged where a call reads from both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.program import is_random
+from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel
+
+ROW_LIMIT = 16384  # elements of a row that one program keeps in registers
+REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape", "var", "any", "all", "count_nonzero"))
+PARTIAL = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape"))  # may end a group
+MAX_CALLS = 64  # of a group; registers are limited
+MAX_OPERANDS = 24  # arrays of a group
+
+
+def reduced_axes(call: Call) -> tuple[int, ...]:
+    """The dimensions of its input over which a reduction runs."""
+    x = call.inputs[0]
+    if call.op.name == "sum_to_shape":
+        shape = tuple(call.attrs["shape"])
+        pad = len(x.shape) - len(shape)
+        return (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
+    return tuple(sorted(normalize_axes(call.attrs.get("axes"), len(x.shape))))
+
+
+def same_strides(a: Shape, b: Shape, shape: Shape) -> bool:
+    """Whether two windows of a shape address the same elements."""
+    return all(x == y or s == 1 for x, y, s in zip(a, b, shape, strict=True))
+
+
+@dataclass(eq=False)
+class Group:
+    """Calls that run in one kernel.
+
+    Attributes:
+        space: the shape over which the kernel iterates.
+        split: number of leading dimensions of `space` that count rows; the others are reduced. None for a group
+            without reductions over trailing dimensions.
+        places: for each value of the group, its strides over `space`: 0 in a dimension that it does not depend on.
+        partial: calls that end the group with partial results.
+        loads: strides over `space` of the operands that the kernel loads from memory.
+    """
+
+    space: Shape
+    split: int | None = None
+    calls: list[Call] = field(default_factory=list)
+    places: dict[Value, Shape] = field(default_factory=dict)
+    partial: list[Call] = field(default_factory=list)
+    loads: dict[Value, Shape] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return numel(self.space[: self.split])
+
+    @property
+    def columns(self) -> int:
+        assert self.split is not None
+        return numel(self.space[self.split :])
+
+    def copy(self) -> Group:
+        return Group(self.space, self.split, list(self.calls), dict(self.places), list(self.partial))
+
+    # --- Whether a call may join --------------------------------------------------------------------------------------
+
+    def add(self, call: Call) -> bool:
+        """Add a call if the group can hold it; return whether it did."""
+        if len(self.calls) >= MAX_CALLS or len(self._operands(call)) > MAX_OPERANDS:
+            return False
+        if call.op.name in REDUCTIONS:
+            return self._add_reduction(call)
+        lift = self.lift(call)
+        if lift is None or not all(self._readable(x, lift) for x in call.inputs if isinstance(x, Value)):
+            return False
+        self.calls.append(call)
+        out = call.outputs[0]
+        self.places[out] = lift(out.shape, out.strides)
+        return True
+
+    def _operands(self, call: Call) -> set[Value]:
+        every = {v for c in (*self.calls, call) for v in c.reads} | {c.outputs[0] for c in (*self.calls, call)}
+        return {v for v in every if v not in self.places}
+
+    def lift(self, call: Call) -> Callable[[Shape, Shape], Shape] | None:
+        """Return a function that maps (shape, strides) of an operand of an elementwise call to strides over `space`."""
+        shape = call.outputs[0].shape
+        if self.split is not None and shape == self.space[: self.split]:
+            rows = [x for x in call.inputs if isinstance(x, Value) and x.root in self.places]
+            zeros = (0,) * (len(self.space) - self.split)
+            if rows and all(not any(self.places[x.root][self.split :]) for x in rows):
+                return lambda s, st: (*broadcast_strides(s, st, shape), *zeros)
+        if len(shape) > len(self.space):
+            return None
+        padded = (1,) * (len(self.space) - len(shape)) + shape
+        if any(s not in (1, n) for s, n in zip(padded, self.space, strict=True)):
+            return None
+        # Of smaller values a group computes only the statistics of rows, whose work is not repeated.
+        if numel(shape) != numel(self.space) and (self.split is None or numel(padded[self.split :]) != 1):
+            return None
+        return lambda s, st: broadcast_strides(s, st, self.space)
+
+    def _readable(self, x: Value, lift: Callable[[Shape, Shape], Shape]) -> bool:
+        """Whether an operand is either in memory before the group, or in a register at the right element."""
+        place = self.places.get(x.root)
+        if place is None:
+            return all(x.root not in c.outputs for c in self.partial)
+        return x.offset == 0 and same_strides(lift(x.shape, x.strides), place, self.space)
+
+    def _add_reduction(self, call: Call) -> bool:
+        x, out = call.inputs[0], call.outputs[0]
+        axes = reduced_axes(call)
+        if x.shape != self.space or not axes or not self._readable(x, lambda s, st: broadcast_strides(s, st, x.shape)):
+            return False
+        ndim = len(x.shape)
+        split = ndim - len(axes)
+        is_trailing = axes == tuple(range(split, ndim))
+        columns = numel(x.shape[split:])
+        if is_trailing and self.split in (None, split) and columns <= ROW_LIMIT and not self._breaks_rows(split):
+            rows_only = numel(x.shape[:split])
+            if rows_only > 1 or numel(x.shape) <= 4096:
+                self.split = split
+                self.calls.append(call)
+                kept = contiguous_strides(x.shape[:split])
+                self.places[out] = (*kept, *(0,) * len(axes))
+                return True
+        is_leading = axes == tuple(range(len(axes)))
+        if call.op.name in PARTIAL and is_leading and (self.split is None or self.split == len(axes)):
+            if len(axes) < ndim and numel(x.shape[len(axes) :]) > ROW_LIMIT:
+                return False
+            if self.split is None and len(axes) < ndim:
+                if self._breaks_rows(len(axes)):
+                    return False
+                self.split = len(axes)
+            if len(axes) == ndim and self.split is not None:
+                return False
+            if self.partial and len(reduced_axes(self.partial[0])) != len(axes):
+                return False
+            self.calls.append(call)
+            self.partial.append(call)
+            return True
+        return False
+
+    def _breaks_rows(self, split: int) -> bool:
+        """Whether a total over everything already ends the group, which then cannot be split into rows."""
+        return any(len(reduced_axes(c)) == len(self.space) and split < len(self.space) for c in self.partial)
+
+
+def start(call: Call) -> Group | None:
+    """Return a group of one call, or None for a call that cannot be fused."""
+    shape = call.inputs[0].shape if call.op.name in REDUCTIONS else call.outputs[0].shape
+    group = Group(shape)
+    return group if numel(shape) and group.add(call) else None
+
+
+class Fusion:
+    """The groups of a graph, found in one pass over its calls.
+
+    Args:
+        is_point: whether a call is elementwise and the device can fuse it.
+        reductions: whether the device can fuse reductions.
+    """
+
+    def __init__(self, graph: Graph, is_point: Callable[[Call], bool], reductions: bool) -> None:
+        self.graph = graph
+        self.unit: dict[Call, Group | Call] = {}
+        self.made_by = {v: call for call in graph.calls for v in call.outputs}
+        self.order = {call: i for i, call in enumerate(graph.calls)}
+        for call in graph.calls:
+            fusible = is_point(call) or (reductions and is_reduction(call))
+            self.unit[call] = self._place(call) if fusible else call
+
+    def _place(self, call: Call) -> Group | Call:
+        """Merge the groups from which a call reads with the call, as far as possible; return its group."""
+        mine = start(call)
+        if mine is None:
+            return call
+        neighbours: list[Group] = []
+        for v in call.reads:
+            producer = self.made_by.get(v)
+            unit = self.unit.get(producer) if producer is not None else None
+            if isinstance(unit, Group) and unit not in neighbours:
+                neighbours.append(unit)
+        joined: Group | None = None
+        for group in sorted(neighbours, key=lambda g: -numel(g.space)):
+            if joined is None:
+                trial = group.copy()
+                if trial.add(call) and not self._has_cycle((group,), call):
+                    joined = self._replace((group,), trial, call)
+            elif joined is not group:
+                merged = merge(joined, group, self.order)
+                if merged is not None and not self._has_cycle((joined, group), call):
+                    joined = self._replace((joined, group), merged, call)
+        if joined is None and len(neighbours) > 1:  # none can hold the call alone, but two together may
+            for a in neighbours:
+                for b in neighbours:
+                    merged = merge(a, b, self.order, (call,)) if a is not b else None
+                    if merged is not None and not self._has_cycle((a, b), call):
+                        return self._replace((a, b), merged, call)
+        return joined or mine
+
+    def _replace(self, old: Iterable[Group], new: Group, call: Call) -> Group:
+        for each in new.calls:
+            self.unit[each] = new
+        return new
+
+    def _has_cycle(self, groups: tuple[Group, ...], call: Call) -> bool:
+        """Whether a path leads from these groups through something else back into them or into the call."""
+        inside = {c for g in groups for c in g.calls} | {call}
+        stack: list[Call] = []
+        for c in inside:
+            stack += [p for v in c.reads if (p := self.made_by.get(v)) is not None and p not in inside]
+        seen: set[Call] = set()
+        while stack:
+            c = stack.pop()
+            if c in seen:
+                continue
+            seen.add(c)
+            unit = self.unit.get(c, c)
+            for member in unit.calls if isinstance(unit, Group) else (c,):
+                seen.add(member)
+                for v in member.reads:
+                    p = self.made_by.get(v)
+                    if p in inside:
+                        return True
+                    if p is not None:
+                        stack.append(p)
+        return False
+
+    def ordered(self) -> list[Group | Call]:
+        """Return groups and single calls, each after those that it reads from."""
+        order: list[Group | Call] = []
+        done: set[int] = set()
+
+        for call in self.graph.calls:
+            stack: list[tuple[Group | Call, bool]] = [(self.unit[call], False)]
+            while stack:
+                unit, is_ready = stack.pop()
+                if id(unit) in done:
+                    continue
+                if is_ready:
+                    done.add(id(unit))
+                    order.append(unit)
+                    continue
+                stack.append((unit, True))
+                for member in unit.calls if isinstance(unit, Group) else (unit,):
+                    for v in member.reads:
+                        p = self.made_by.get(v)
+                        if p is not None and self.unit[p] is not unit and id(self.unit[p]) not in done:
+                            stack.append((self.unit[p], False))
+        return order
+
+
+def is_reduction(call: Call) -> bool:
+    """Whether a call is a reduction that a kernel of rows can hold."""
+    x = call.inputs[0] if call.inputs else None
+    return call.op.name in REDUCTIONS and isinstance(x, Value) and len(call.outputs) == 1
+
+
+def merge(a: Group, b: Group, order: dict[Call, int], more: tuple[Call, ...] = ()) -> Group | None:
+    """Return one group with the calls of both and `more`, in the order of the graph, or None."""
+    if a.split is not None and b.split is not None and a.split != b.split:
+        return None
+    merged = Group(max(a.space, b.space, key=numel), b.split if a.split is None else a.split)
+    calls = sorted((*a.calls, *b.calls, *more), key=order.__getitem__)
+    return merged if all(merged.add(call) for call in calls) else None
+
+
+def needs_memory(group: Group, graph: Graph) -> list[Value]:
+    """The values of a group that something outside reads, in order."""
+    inside = set(group.calls)
+    read = {v for call in graph.calls if call not in inside for v in call.reads} | set(graph.results)
+    return [c.outputs[0] for c in group.calls if c.outputs[0] in read]
+
+
+def point_like(call: Call) -> bool:
+    """Whether a call is elementwise with one result and draws no random numbers."""
+    return (
+        call.op.elementwise and len(call.outputs) == 1 and not is_random(call) and not call.op.mutates
+        and bool(call.outputs[0].size)
+    )  # fmt: skip

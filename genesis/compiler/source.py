@@ -1,0 +1,433 @@
+"""Generated kernels: a group of calls as the source of one Triton kernel.
+
+The source calls the same functions of one tile as the hand-written kernels (`genesis.kernels.pointwise`), so every op
+has one definition. Values stay in float32 between the ops of a kernel, where separate kernels would round to the type
+of the result. A kernel of a group without reductions works on tiles [BLOCK] of elements in memory order. With
+reductions it works on tiles [R, C]: R rows, and all columns of the row, rounded up to a power of two.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.dispatch import cuda_impl_of
+from genesis.backend.cuda.launch import launch
+from genesis.compiler.fuse import REDUCTIONS, Group, reduced_axes
+from genesis.compiler.graph import Call, Value
+from genesis.compiler.program import Draws, run_op
+from genesis.compiler.trace import Break, Fake, fake
+from genesis.dtypes import DType, bool_, int64
+from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
+from genesis.kernels.reduce import reduce as reductions
+from genesis.op import registry
+from genesis.shapes import Shape, broadcast_strides, numel
+
+_numbers = itertools.count(1)
+
+# --- Expressions ------------------------------------------------------------------------------------------------------
+
+
+def expression_of(call: Call) -> Expression | None:
+    """Return what an elementwise call computes, with values as operands; None if its kernel does more than that."""
+    out = call.outputs[0]
+    name = call.op.name
+    if name in ("copy", "cast"):
+        return Expression(identity, call.inputs[:1], work_type(call.inputs[0].dtype), bool_)
+    if name == "overwrite":
+        source = call.inputs[1]
+        dtype = source.dtype if isinstance(source, Value) else out.dtype
+        return Expression(identity, (source,), work_type(dtype), bool_)
+    if name == "fill":
+        return Expression(identity, (call.attrs["value"],), work_type(out.dtype), bool_)
+    stand_ins: dict[int, Value] = {}
+
+    def stand_in(x: Any) -> Any:
+        if not isinstance(x, Value):
+            return x
+        array = _shaped(x)
+        stand_ins[id(array)] = x
+        return array
+
+    try:
+        inputs = [stand_in(x) for x in call.inputs]
+        found = expressions_of(cuda_impl_of(call.op), _shaped(out), *inputs, **call.attrs)
+    except (Break, AttributeError, TypeError):
+        return None
+    if len(found) != 1:
+        return None
+    operands = tuple(stand_ins[id(x)] if isinstance(x, Array) else x for x in found[0].operands)
+    return found[0]._replace(operands=operands)
+
+
+def _shaped(v: Value) -> Fake:
+    """An array with the layout of a value."""
+    root = fake(Value(v.shape, v.strides, v.dtype, v.device))
+    return root
+
+
+# --- The kernel of a group --------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class GroupStep:
+    """A group as a step of a program: a kernel, and the ops that reduce its partial results.
+
+    Attributes:
+        reads: the roots in memory that the kernel loads.
+        results: the roots that it stores.
+        source: the Triton source.
+    """
+
+    group: Group
+    reads: list[Value]
+    results: list[Value]
+    source: str
+    kernel: Any
+    operands: list[Value]  # windows, in the order of the kernel's pointers
+    stored: list[Value]
+    tile: tuple[int, int]  # R, C; or BLOCK, 0
+
+    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+        arrays = [array_of(v) for v in self.stored]
+        partials = []
+        programs = self.programs()
+        for call in self.group.partial:
+            width = call.outputs[0].size
+            shape = (programs, width)
+            partial = empty(shape, accumulator(call), call.outputs[0].device)
+            partials.append((call, partial))
+        loads = [array_of(v) for v in self.operands]
+        self._launch(programs, [*arrays, *(p for _, p in partials)], loads)
+        for call, partial in partials:
+            out = array_of(call.outputs[0])
+            flat = out.view((out.size,), (1,), out.offset)
+            name = "sum" if call.op.name in ("sum", "mean", "sum_to_shape") else call.op.name
+            run_op(registry[name], (flat,), (partial,), {"axes": (0,), "keepdim": False})
+
+    def programs(self) -> int:
+        """The number of programs of a launch."""
+        group = self.group
+        if group.split is None:
+            tiles = -(-numel(group.space) // self.tile[0])
+        else:
+            tiles = -(-group.rows // self.tile[0])
+        return min(tiles, PARTIALS) if group.partial else tiles
+
+    def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
+        group, space = self.group, self.group.space
+        strides = [group.places[v] for v in self.stored]
+        strides += [group.loads[v] for v in self.operands]
+        if group.split is None:
+            order = sorted(range(len(space)), key=lambda d: -max((st[d] for st in strides[:1]), default=0))
+            sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
+            launch(
+                self.kernel, programs, *stores, *loads, numel(space), programs, sizes, *merged,
+                INT64=needs_int64(sizes, *merged), BLOCK=self.tile[0], num_warps=4,
+            )  # fmt: skip
+            return
+        k = group.split
+        rows, *row_strides = collapse(*(each[:k] for each in (space, *strides)))
+        columns, *column_strides = collapse(*(each[k:] for each in (space, *strides)))
+        both = [(*r, *c) for r, c in zip(row_strides, column_strides, strict=True)]
+        r, c = self.tile
+        launch(
+            self.kernel, programs, *stores, *loads, group.rows, group.columns, programs, rows, columns, *row_strides,
+            *column_strides, INT64=needs_int64((*rows, *columns), *both), R=r, C=c, num_warps=warps(r * c),
+        )  # fmt: skip
+
+    def may_overwrite(self, old: Value, new: Value) -> bool:
+        """Whether the kernel may store `new` into the memory of `old`: it reads `old` only at the same element."""
+        place = self.group.places.get(new)
+        windows = [v for v in self.operands if v.root is old]
+        return place is not None and all(self.group.loads[v] == place and v.offset == 0 for v in windows)
+
+
+PARTIALS = 1024  # programs of a kernel with partial results
+
+
+def warps(elements: int) -> int:
+    """The warps of a program that holds a tile of so many elements."""
+    return 4 if elements <= 2048 else 8 if elements <= 8192 else 16
+
+
+def accumulator(call: Call) -> DType:
+    """The type in which a reduction accumulates."""
+    if call.op.name in ("any", "all"):
+        return bool_
+    dtype: DType = call.inputs[0].dtype
+    if call.op.name in ("amax", "amin"):
+        return work_type(dtype)
+    return work_type(dtype) if dtype.is_floating_point else int64
+
+
+class _Writer:
+    """Writes the source of a group's kernel.
+
+    Attributes:
+        lines: the statements between loads and stores, for one tile.
+        after: statements behind the loop over tiles, which store partial results.
+        operands: windows that the kernel loads, in the order of its pointers a0, a1, …
+        globals: the names that the source uses.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.lines: list[str] = []
+        self.after: list[str] = []
+        self.operands: list[Value] = []
+        self.names: dict[Value, str] = {}  # registers of the group's values
+        self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
+        self.globals: dict[str, Any] = {"tl": tl, "converted": converted, "offsets": offsets, "jit": triton.jit}
+
+    @property
+    def tile(self) -> str:
+        return "[BLOCK]" if self.group.split is None else "[R, C]"
+
+    def function(self, function: Any, hint: str) -> str:
+        """The name by which the source refers to a function of tiles."""
+        for name, known in self.globals.items():
+            if known is function:
+                return name
+        name = hint if hint not in self.globals else f"{hint}_{len(self.globals)}"
+        self.globals[name] = function
+        return name
+
+    def shape_of(self, strides: Shape) -> str:
+        """The tile of a value with these strides over the space."""
+        k = self.group.split
+        if k is None:
+            return "[BLOCK]"
+        moves = [st != 0 and s > 1 for st, s in zip(strides, self.group.space, strict=True)]
+        return f"[{'R' if any(moves[:k]) else '1'}, {'C' if any(moves[k:]) else '1'}]"
+
+    def address(self, name: str, shape: str) -> tuple[str, str]:
+        """The offsets of an array's tile, and their mask."""
+        if shape == "[BLOCK]":
+            return f"offsets(i, sizes, s{name})", "m"
+        row, column = f"offsets(r, rows, r{name})", f"offsets(c, columns, c{name})"
+        return {
+            "[R, C]": (f"{row} + {column}", "m & k"),
+            "[R, 1]": (row, "m"),
+            "[1, C]": (column, "k"),
+            "[1, 1]": ("r * 0", "r == 0"),
+        }[shape]
+
+    def load(self, v: Value, strides: Shape) -> str:
+        """The register that holds an operand from memory, in its work type."""
+        key = (v.root, v.offset, strides)
+        if key not in self.loaded:
+            name = f"a{len(self.operands)}"
+            self.operands.append(v)
+            self.group.loads[v] = strides
+            shape = self.shape_of(strides)
+            where, mask = self.address(name, shape)
+            if shape == "[1, 1]":
+                where, mask = "tl.full([1, 1], 0, tl.int32)", "None"
+            self.lines.append(
+                f"x{name} = converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})  # {shape}"
+            )
+            self.loaded[key] = f"x{name}"
+        return self.loaded[key]
+
+    def operand(self, x: Any, call: Call, work: DType) -> str:
+        """An operand as an expression in the work type of an op."""
+        if not isinstance(x, Value):
+            shape = "[1]" if self.group.split is None else "[1, 1]"
+            return f"tl.full({shape}, {_literal(scalar_argument(x, work))}, {_word(work)})"
+        if x.root in self.names:
+            name = self.names[x.root]
+        else:
+            lift = None if call.op.name in REDUCTIONS else self.group.lift(call)
+            over = broadcast_strides(x.shape, x.strides, self.group.space) if lift is None else lift(x.shape, x.strides)
+            name = self.load(x, over)
+        return name if work_type(x.dtype) is work else f"converted({name}, {_word(work)})"
+
+    def keep(self, call: Call, text: str, work: DType, shape: str) -> None:
+        """Name the result of a call, which `text` computes in the type `work`."""
+        out, name = call.outputs[0], f"v{len(self.names)}"
+        kind = work_type(out.dtype)
+        if call.op.name == "cast" and out.dtype is not kind:  # the user asks for the rounding
+            text = f"converted({text}, {_word(out.dtype)})"
+            work = out.dtype
+        if work is not kind or kind is bool_:
+            text = f"converted({text}, {_word(kind)})"
+        self.lines.append(f"{name} = {text}  # {call.op.name}, {shape}")
+        self.names[out] = name
+
+    def point(self, call: Call) -> None:
+        """An elementwise call."""
+        expression = expression_of(call)
+        assert expression is not None
+        works = [expression.work] * len(expression.operands)
+        if len(works) == 3:
+            works[0] = expression.condition_type
+        arguments = [self.operand(x, call, work) for x, work in zip(expression.operands, works, strict=True)]
+        text = arguments[0]
+        if expression.function is not identity:
+            text = f"{self.function(expression.function, call.op.name)}({', '.join(arguments)})"
+        self.keep(call, text, expression.work, self.shape_of(self.group.places[call.outputs[0]]))
+
+    def masked(self, text: str, other: str) -> str:
+        """Replace the columns beyond the row's end."""
+        columns = self.group.columns
+        return text if columns & (columns - 1) == 0 else f"tl.where(k, {text}, {other})"
+
+    def reduction(self, call: Call) -> None:
+        """A reduction over the columns of the tile."""
+        op, x, columns = call.op.name, call.inputs[0], float(self.group.columns)
+        work = accumulator(call)
+        value = self.operand(x, call, work)
+        if op == "count_nonzero":
+            value = f"converted(converted({self.operand(x, call, work_type(x.dtype))}, tl.int1), tl.int64)"
+        if op in ("amax", "amin"):
+            combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
+            text = f"tl.reduce({self.masked(value, _extreme(work, op))}, 1, {combine})[:, None]"
+        elif op in ("any", "all"):
+            name, other = ("max", "0") if op == "any" else ("min", "1")
+            text = f"tl.{name}({self.masked(f'{value}.to(tl.int32)', other)}, 1)[:, None] != 0"
+        elif op == "var":  # in two passes over registers
+            name = f"v{len(self.names)}"
+            self.lines.append(f"{name}_mean = tl.sum({self.masked(value, '0')}, 1)[:, None] / {columns}")
+            self.lines.append(f"{name}_far = {self.masked(f'{value} - {name}_mean', '0')}  # [R, C]")
+            count = max(columns - call.attrs.get("correction", 1), 0.0)
+            text = f"tl.sum({name}_far * {name}_far, 1)[:, None] / {self.full(count, work)}"
+        else:
+            text = f"tl.sum({self.masked(value, '0')}, 1)[:, None]"
+            text = f"{text} / {columns}" if op == "mean" else text
+        self.keep(call, text, work, "[R, 1]")
+
+    @staticmethod
+    def full(value: float, work: DType) -> str:
+        return f"tl.full([1, 1], {_literal(value)}, {_word(work)})"
+
+    def total(self, j: int, call: Call) -> None:
+        """A reduction over rows, or over all elements: each program stores the partial result of its tiles."""
+        op, work = call.op.name, accumulator(call)
+        value = self.operand(call.inputs[0], call, work)
+        whole = len(reduced_axes(call)) == len(self.group.space)
+        mask = "m" if self.group.split is None else "m & k"
+        tile = f"tl.broadcast_to({value}, {self.tile})"
+        if op in ("amax", "amin"):
+            combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
+            self.lines.append(f"t{j} = {combine}(t{j}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
+            text = f"tl.reduce(t{j}, 0, {combine})"
+        else:
+            self.lines.append(f"t{j} += tl.where({mask}, {tile}, 0)")
+            text = f"tl.sum(t{j}, 0)"
+        if op == "mean":
+            text = f"{text} / {float(numel([self.group.space[a] for a in reduced_axes(call)]))}"
+        if whole:
+            self.after.append(f"tl.store(p{j} + tl.program_id(0), {text})")
+        else:
+            where = f"p{j} + tl.program_id(0) * columns_count + tl.arange(0, C)"
+            self.after.append(f"tl.store({where}, {text}, mask=tl.arange(0, C) < columns_count)")
+
+    def store(self, j: int, v: Value) -> None:
+        """The store of a value of the group."""
+        shape = self.shape_of(self.group.places[v])
+        where, mask = self.address(f"o{j}", shape)
+        tile = "[R, 1]" if shape == "[1, 1]" else shape
+        text = f"converted({self.names[v]}, o{j}.dtype.element_ty)"
+        self.lines.append(f"tl.store(o{j} + {where}, tl.broadcast_to({text}, {tile}), mask={mask})")
+
+    def source(self, title: str, stores: int) -> str:
+        """The whole kernel."""
+        totals = self.group.partial
+        each = [*(f"o{j}" for j in range(stores)), *(f"a{i}" for i in range(len(self.operands)))]
+        pointers = [*each[:stores], *(f"p{j}" for j in range(len(totals))), *each[stores:]]
+        if self.group.split is None:
+            arguments = [*pointers, "n", "programs", "sizes", *(f"s{e}" for e in each)]
+            constants, count, head = "BLOCK: tl.constexpr", "tl.cdiv(n, BLOCK)", []
+            tile = ["i = tile * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]", "m = i < n  # [BLOCK]"]
+        else:
+            sizes = ["rows_count", "columns_count", "programs", "rows", "columns"]
+            arguments = [*pointers, *sizes, *(f"r{e}" for e in each), *(f"c{e}" for e in each)]
+            constants, count = "R: tl.constexpr, C: tl.constexpr", "tl.cdiv(rows_count, R)"
+            head = ["c = tl.arange(0, C)[None, :]  # [1, C]", "k = c < columns_count  # [1, C]"]
+            tile = ["r = (tile * R + tl.arange(0, R))[:, None]  # [R, 1]", "m = r < rows_count  # [R, 1]"]
+        for j, call in enumerate(totals):
+            start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
+            head.append(f"t{j} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
+        wide = ["if INT64:", "    tile = tile.to(tl.int64)"]
+        pad = " " * 4
+        if totals:
+            loop = [f"for tile in range(tl.program_id(0), {count}, programs):"]
+            body = [pad + line for line in (*wide, *tile, *self.lines)]
+        else:
+            loop, body = ["tile = tl.program_id(0)"], [*wide, *tile, *self.lines]
+        text = [*head, *loop, *body, *self.after]
+        signature = f"def {title}({', '.join(arguments)}, INT64: tl.constexpr, {constants}):"
+        return "\n".join(["@jit", signature, *(pad + line for line in text)]) + "\n"
+
+
+def _word(dtype: DType) -> str:
+    """A type as the source names it."""
+    return _WORDS[dtype.name]
+
+
+_WORDS = {name: next(n for n in dir(tl) if getattr(tl, n) is kind) for name, kind in TRITON.items()}
+_WORDS = {name: f"tl.{word}" for name, word in _WORDS.items()}
+
+
+def _literal(value: Any) -> str:
+    text = repr(float(value) if isinstance(value, float) else int(value))
+    return f'float("{text}")' if text in ("inf", "-inf", "nan") else text
+
+
+def _extreme(work: DType, op: str) -> str:
+    """The neutral value of amax or amin."""
+    if work.is_floating_point:
+        return 'float("-inf")' if op == "amax" else 'float("inf")'
+    if work is bool_:
+        return "0" if op == "amax" else "1"
+    info = np.iinfo(work.numpy)
+    return str(info.min if op == "amax" else info.max)
+
+
+def step_of(group: Group, stored: list[Value]) -> GroupStep:
+    """Write the kernel of a group and return its step.
+
+    Args:
+        stored: values that something outside of the group reads.
+    """
+    writer = _Writer(group)
+    for call in group.calls:
+        if call in group.partial:
+            writer.total(group.partial.index(call), call)
+        elif call.op.name in REDUCTIONS:
+            writer.reduction(call)
+        else:
+            writer.point(call)
+    stored = [v for v in stored if v in group.places]
+    for j, v in enumerate(stored):
+        writer.store(j, v)
+    title = "_".join([*(call.op.name for call in group.calls[:4]), str(next(_numbers))])
+    source = writer.source(title, len(stored))
+    if group.split is None:
+        tile = (1024, 0)
+    else:
+        columns = triton.next_power_of_2(group.columns)
+        tile = (max(1, min(2048 // columns, triton.next_power_of_2(group.rows))), columns)
+    reads = list(dict.fromkeys(v.root for v in writer.operands))
+    results = [*stored, *(call.outputs[0] for call in group.partial)]
+    kernel = _jit(source, title, writer.globals)
+    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, tile)
+
+
+def _jit(source: str, title: str, names: dict[str, Any]) -> Any:
+    """Compile the source of a kernel. `inspect` finds it, and so does Triton, through the cache of lines."""
+    filename = f"<genesis compiled {title}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    namespace = {**names, "__name__": "genesis.compiler.generated"}
+    exec(compile(source, filename, "exec"), namespace)
+    return namespace[title]
