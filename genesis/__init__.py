@@ -47,7 +47,10 @@ newaxis = None
 check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
-_LAZY = {"backends", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing", "utils"}
+_LAZY = {
+    "backends", "compiler", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing",
+    "utils",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -57,6 +60,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("genesis.custom"), name)
     if name in ("load", "save"):
         return getattr(importlib.import_module("genesis.saving"), name)
+    if name == "compile":
+        return importlib.import_module("genesis.compiler").compile
     if name == "generate":  # defined in a higher layer, which this one must not import
         return importlib.import_module("genesis_models").generate
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
@@ -75,6 +80,8 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "autocast",
     "autograd",
     "check_op",
+    "compile",
+    "compiler",
     "cuda",
     "cuda_op",
     "custom",

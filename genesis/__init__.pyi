@@ -11,6 +11,7 @@ import numpy as np
 
 from genesis import autograd as autograd
 from genesis import backends as backends
+from genesis import compiler as compiler
 from genesis import cuda as cuda
 from genesis import custom as custom
 from genesis import errors as errors
@@ -31,6 +32,7 @@ from genesis.autograd.modes import no_grad as no_grad
 from genesis.autograd.modes import set_grad_enabled as set_grad_enabled
 from genesis.backend import Device as Device
 from genesis.backend import Device as device
+from genesis.compiler import compile as compile
 from genesis.custom.check import check_op as check_op
 from genesis.custom.kernel_ops import cuda_op as cuda_op
 from genesis.custom.kernel_ops import triton_op as triton_op
@@ -165,6 +167,8 @@ __all__ = [
     "clone",
     "column_stack",
     "combinations",
+    "compile",
+    "compiler",
     "concat",
     "concatenate",
     "contiguous",

@@ -48,7 +48,7 @@ _DIFFERENT = {
     "one copy of the state": "nn.Module.load_state_dict nn.Module.state_dict",
     "events are between streams of one process": "cuda.Event",
     "checks and notes of torch's compiler": (
-        "cuda.graph cuda.make_graphed_callables cuda.memory_snapshot cuda.CUDAGraph.capture_begin"
+        "compile cuda.graph cuda.make_graphed_callables cuda.memory_snapshot cuda.CUDAGraph.capture_begin"
     ),
 }
 DIFFERENT = {name: reason for reason, names in _DIFFERENT.items() for name in names.split()}

@@ -1,0 +1,92 @@
+"""`genesis.compile`: functions and modules whose chains of ops become few kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from genesis.compiler.blocks import BlockStep
+from genesis.compiler.compiled import Compiled, CompiledModule, everything
+from genesis.compiler.explain import Explanation
+from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like
+from genesis.compiler.graph import Graph, Value
+from genesis.compiler.program import OpStep, Program
+from genesis.errors import UsageError
+from genesis.keywords import check_calls
+from genesis.nn.module import Module
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+
+
+def schedule(graph: Graph) -> Program:
+    """Return the program of a graph: kernels of fused calls on a GPU, blocks of fused calls on the CPU."""
+    devices = {v.device.type for call in graph.calls for v in call.outputs}
+    make: Callable[[Group, list[Value]], Any] = BlockStep
+    if devices == {"cuda"}:
+        from genesis.compiler.source import expression_of, step_of
+
+        make = step_of
+        fusion = Fusion(graph, lambda call: point_like(call) and expression_of(call) is not None, reductions=True)
+    else:
+        fusion = Fusion(graph, lambda call: devices == {"cpu"} and point_like(call), reductions=False)
+    # An op alone runs its own kernel.
+    steps = []
+    for unit in fusion.ordered():
+        if isinstance(unit, Group) and len(unit.calls) > 1:
+            steps.append(make(unit, needs_memory(unit, graph)))
+        else:
+            steps.append(OpStep(unit.calls[0] if isinstance(unit, Group) else unit))
+    return Program(graph, steps)
+
+
+def compile(
+    fn: Callable[..., Any] | None = None, *, mode: str = "default", dynamic: bool = False, fullgraph: bool = False,
+    disable: bool = False,
+) -> Any:  # fmt: skip
+    """Return a function or module that computes the same as `fn` in fewer passes over memory; also a decorator.
+
+    The first call with arguments of new shapes, dtypes, strides, devices, or with other numbers, traces the function;
+    so does a change of what the function reads besides its arguments. docs/compile.md says what breaks a trace.
+
+    Args:
+        mode: "default"; "reduce-overhead" and "max-autotune" do the same for now.
+        dynamic: accepted; every shape still gets its own trace.
+        fullgraph: raise an error where a call cannot be traced; otherwise such a call runs the function in Python.
+        disable: return `fn` itself.
+
+    Raises:
+        UsageError: `fn` cannot be called, or `mode` is unknown. At a call with fullgraph: what cannot be traced.
+    """
+    if mode not in MODES:
+        raise UsageError(f"{mode!r} is not a mode of compile", next=f"choose one of {', '.join(MODES)}")
+    if fn is None:
+        return lambda function: compile(function, mode=mode, dynamic=dynamic, fullgraph=fullgraph, disable=disable)
+    if not callable(fn):
+        raise UsageError(f"compile got a {type(fn).__name__}, which cannot be called", next="pass a function or module")
+    if disable:
+        return fn
+    if isinstance(fn, Module):
+        return CompiledModule(fn, fullgraph=fullgraph, schedule=schedule)
+    return Compiled(fn, fullgraph=fullgraph, schedule=schedule)
+
+
+def reset() -> None:
+    """Forget the traces of all compiled functions."""
+    for each in tuple(everything):
+        each.reset()
+
+
+def explain(fn: Callable[..., Any]) -> Callable[..., Explanation]:
+    """Return a function that takes the arguments of `fn`, runs it compiled, and describes its kernels."""
+
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        inner = getattr(fn, "_compiled", fn)
+        compiled = inner if isinstance(inner, Compiled) else Compiled(fn, fullgraph=False, schedule=schedule)
+        compiled(*args, **kwargs)
+        return Explanation.of(compiled)
+
+    return explained
+
+
+check_calls(globals(), ("compile", "explain", "reset"))
+compile.explain = explain  # type: ignore[attr-defined]

@@ -1,0 +1,347 @@
+"""Compiled functions: a call finds the region whose guards hold, or traces the function once more."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from genesis import random
+from genesis.autograd.autocast import autocasting, resumed, settings
+from genesis.autograd.graph import _sequence
+from genesis.autograd.record import AccumulateNode, TensorBase
+from genesis.backend import mode
+from genesis.compiler.program import Program
+from genesis.compiler.region import Region, tape_ends
+from genesis.compiler.state import ATOMS, State
+from genesis.compiler.trace import Break, Fake, Trace
+from genesis.dtypes import default_dtype
+from genesis.errors import UsageError
+from genesis.nn.module import Module, changes
+from genesis.op import current_tracer
+
+CACHE_LIMIT = 64  # regions of one function; torch has 8, and each holds only a graph and its kernels
+everything: weakref.WeakSet[Compiled] = weakref.WeakSet()
+
+
+# --- Arguments and results --------------------------------------------------------------------------------------------
+
+
+def flatten(x: Any, tensors: list[TensorBase]) -> Any:
+    """Append the tensors of nested containers to `tensors`; return a hashable description of the structure.
+
+    Numbers and strings are part of the description, other objects by identity. Raises Break for a container that
+    cannot be rebuilt.
+    """
+    if isinstance(x, TensorBase):
+        for i, seen in enumerate(tensors):
+            if seen is x:
+                return (TensorBase, i)
+        tensors.append(x)
+        return (TensorBase, len(tensors) - 1)
+    if isinstance(x, (list, tuple)):
+        return (type(x), *[flatten(each, tensors) for each in x])
+    if isinstance(x, dict):
+        return (type(x), *[(key, flatten(each, tensors)) for key, each in x.items()])
+    if isinstance(x, float):
+        return (float, x.hex())
+    if isinstance(x, (slice, range)):
+        return (type(x), x.start, x.stop, x.step)
+    if isinstance(x, ATOMS):
+        return (type(x), x)
+    return Same(x)
+
+
+class Same:
+    """An object of a structure, compared by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def rebuild(described: Any, tensors: list[Any]) -> Any:
+    """Return the structure that `flatten` described, with these tensors."""
+    if isinstance(described, Same):
+        return described.value
+    kind = described[0]
+    if kind is TensorBase:
+        return tensors[described[1]]
+    if kind is float:
+        return float.fromhex(described[1])
+    if kind in (slice, range):
+        return kind(*described[1:])
+    if issubclass(kind, dict):
+        return kind((key, rebuild(each, tensors)) for key, each in described[1:])
+    if issubclass(kind, (list, tuple)):
+        parts = [rebuild(each, tensors) for each in described[1:]]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return described[1]
+
+
+def _is_simple(described: Any) -> bool:
+    """Whether a result consists of tensors, numbers and plain containers."""
+    if isinstance(described, Same):
+        return False
+    kind = described[0]
+    if issubclass(kind, dict):
+        return all(_is_simple(each) for _, each in described[1:])
+    if issubclass(kind, (list, tuple)):
+        return all(map(_is_simple, described[1:]))
+    return True
+
+
+def layout(t: TensorBase) -> tuple[Any, ...]:
+    """The facts about a tensor that a trace depends on."""
+    a = t.array
+    return (a.shape, a.strides, a.dtype, a.device, t.requires_grad)
+
+
+def settings_now() -> tuple[Any, ...]:
+    """The settings of this thread on which the ops of a function depend."""
+    from genesis.backend.cuda.dispatch import allow_tf32
+
+    low = tuple(autocasting.low.items()) if autocasting.low else ()
+    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), low)
+
+
+# --- One trace --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Entry:
+    """A region with the guards under which it may run.
+
+    Attributes:
+        captured: what the region reads besides its arguments: tensors, or arrays of constants.
+        layouts: the layouts of these tensors; None for constants.
+        described: the structure of the result.
+        outside: results that are arguments or captured tensors themselves, by number of the result.
+        draws: counters that a run takes from the default generator, and its offset during the trace.
+    """
+
+    region: Region
+    state: State
+    captured: list[Any]
+    layouts: list[tuple[Any, ...] | None]
+    described: Any
+    outside: dict[int, TensorBase | int]
+    draws: tuple[int, int]
+    count: int = field(default=0)
+
+    def holds(self) -> bool:
+        """Whether the guards hold now."""
+        if not self.state.holds():
+            return False
+        for x, then in zip(self.captured, self.layouts, strict=True):
+            if then is not None and layout(x) != then:
+                return False
+        return True
+
+    def run(self, tensors: list[TensorBase]) -> Any:
+        draws: dict[str, Any] = {}
+        taken, offset = self.draws
+        if taken:
+            generator = random.default_generator
+            draws = {"seed": generator.initial_seed(), "shift": generator.offset - offset}
+            generator.offset += taken
+        results = iter(self.region.run([*tensors, *self.captured], draws))
+        made = []
+        for i in range(self.count):
+            known = self.outside.get(i)
+            made.append(next(results) if known is None else tensors[known] if isinstance(known, int) else known)
+        return rebuild(self.described, made)
+
+
+def trace_call(
+    name: str, function: Callable[..., Any], described: Any, tensors: list[TensorBase], state: State,
+    schedule: Callable[..., Program],
+) -> Entry:  # fmt: skip
+    """Trace a function for arguments like these. Raises Break if it cannot be traced."""
+    trace = Trace([t.array for t in state.tensors])
+    if len({id(t.array.storage) for t in tensors}) < len(tensors):
+        raise Break("takes arguments that share memory")
+    fakes = []
+    for t in tensors:
+        stand_in = TensorBase.wrap(trace.input(t.array))
+        stand_in._requires_grad = t.requires_grad
+        fakes.append(stand_in)
+    generator, began = random.default_generator, next(_sequence)
+    offset, seed = generator.offset, generator.initial_seed()
+    args, kwargs = rebuild(described, fakes)
+    try:
+        with trace.active(), resumed(settings()):
+            result = function(*args, **kwargs)
+        taken = generator.offset - offset
+        if generator.initial_seed() != seed:
+            raise Break("seeds the random generator")
+    finally:
+        generator.manual_seed(seed)
+        generator.offset = offset
+    if changes.count != state.version or not state.holds():
+        raise Break("changes what it reads: an attribute, a list or a variable")
+    outputs: list[TensorBase] = []
+    structure = flatten(result, outputs)
+    if not _is_simple(structure):
+        raise Break("returns an object that is not a tensor, a number or a container of these")
+    # The region's inputs in place: the traced arguments that changed hold new values.
+    before = list(trace.graph.inputs)
+    trace.graph.writes = [
+        (value, now.window(value.shape, value.strides, 0))
+        for value, t in zip(before, fakes, strict=True)
+        if (now := t.array.storage.value) is not value
+    ]
+    # Results that exist outside of the region are returned as they are.
+    outside: dict[int, TensorBase | int] = {}
+    for i, t in enumerate(outputs):
+        index = next((j for j, stand_in in enumerate(fakes) if stand_in is t), None)
+        if index is not None:
+            outside[i] = index
+        elif not isinstance(t.array, Fake):
+            known = next((k for k in state.tensors if k is t), None)
+            if known is None and id(t.array) not in trace.constants:
+                raise Break("returns a tensor that it reads from elsewhere")
+            if known is not None:
+                outside[i] = known
+    inner = [t for i, t in enumerate(outputs) if i not in outside]
+    # The ends of the tape: arguments and captured parameters.
+    sources: list[Any] = []
+    owners = {id(t.array): t for t in state.tensors}
+    ends = tape_ends(inner, began) if mode.grad else []
+    for edge in ends:
+        leaf = edge.node.leaf() if isinstance(edge.node, AccumulateNode) else None
+        if leaf is None:
+            raise Break("uses a tensor with a history of its own, which is no argument")
+        if not isinstance(leaf.array, Fake):
+            trace.read(leaf.array)  # it is an input even if no op reads it
+        sources.append((edge, leaf))
+    captured, layouts = [], []
+    for array, _ in trace.captured:
+        owner = owners.get(id(array))
+        if owner is None and id(array) not in trace.constants:
+            raise Break("reads a tensor that is reached by no argument, attribute, global or closure")
+        captured.append(array if owner is None else owner)
+        layouts.append(None if owner is None else layout(owner))
+    place = {id(t): i for i, t in enumerate(fakes)} | {
+        id(t): len(fakes) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
+    }
+    region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule)
+    return Entry(region, state, captured, layouts, structure, outside, (taken, offset), len(outputs))
+
+
+# --- The compiled function --------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """A function that runs compiled regions. A call whose function cannot be traced runs it in Python.
+
+    Attributes:
+        entries: traces by the key of a call.
+        breaks: why calls with these keys cannot be traced.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, fullgraph: bool, schedule: Callable[..., Program]) -> None:
+        self.function, self.fullgraph, self.schedule = function, fullgraph, schedule
+        self.entries: dict[Any, list[Entry]] = {}
+        self.breaks: dict[Any, Break] = {}
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, function)
+        everything.add(self)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current_tracer() is not None or mode.anomaly:  # inside another trace, which takes in the ops
+            return self.function(*args, **kwargs)
+        tensors: list[TensorBase] = []
+        described = flatten((args, kwargs), tensors)
+        key = (described, settings_now(), *[layout(t) for t in tensors])
+        for entry in self.entries.get(key, ()):
+            if entry.holds():
+                return entry.run(tensors)
+        with self._lock:
+            traced = self._traced(key, described, tensors)
+        if traced is not None:
+            return traced.run(tensors)
+        if self.fullgraph and key in self.breaks:
+            stop = self.breaks[key]
+            raise UsageError(
+                f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
+                next="remove it, or pass fullgraph=False",
+            )  # fmt: skip
+        return self.function(*args, **kwargs)
+
+    def _traced(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
+        """Trace the function for new arguments or new guards. None if that is impossible, or the cache is full."""
+        if key in self.breaks:
+            return None
+        if sum(map(len, self.entries.values())) >= CACHE_LIMIT:
+            if not self.is_full:
+                self.is_full = True
+                warnings.warn(
+                    f"{self.name} was traced {CACHE_LIMIT} times and now runs uncompiled for new arguments; "
+                    "genesis.compiler.reset() forgets the traces",
+                    stacklevel=3,
+                )
+            return None
+        state = None
+        try:
+            state = State(self.function, [each.value for each in _objects(described)])
+            entry = trace_call(self.name, self.function, described, tensors, state, self.schedule)
+        except Break as stop:
+            self.breaks[key] = stop
+            if state is not None:
+                state.restore()
+            return None
+        self.entries.setdefault(key, []).insert(0, entry)
+        return entry
+
+    is_full = False
+
+    def reset(self) -> None:
+        """Forget all traces."""
+        self.entries.clear()
+        self.breaks.clear()
+        self.is_full = False
+
+
+class CompiledModule(Module):
+    """A module whose forward is compiled. Its parts and attributes are those of the module inside."""
+
+    def __init__(self, module: Module, **options: Any) -> None:
+        super().__init__()
+        self._orig_mod = module
+        object.__setattr__(self, "_compiled", Compiled(module, **options))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the compiled module."""
+        return self._compiled(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._orig_mod, name)
+
+
+def _objects(described: Any) -> list[Same]:
+    """The objects of a structure that are neither tensors nor numbers."""
+    if isinstance(described, Same):
+        return [described]
+    if isinstance(described, tuple):
+        return [each for part in described[1:] for each in _objects(part)]
+    return []

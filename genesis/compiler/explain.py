@@ -1,0 +1,70 @@
+"""What a compiled function runs: its kernels with the bytes that they move, and what cannot be traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from genesis.compiler.compiled import Compiled
+from genesis.compiler.graph import Value
+from genesis.compiler.program import OpStep, Program
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One step of a program.
+
+    Attributes:
+        ops: names of the ops that it computes.
+        reads: bytes that it loads.
+        writes: bytes that it stores.
+        source: the generated source; empty for an op's own kernel.
+    """
+
+    ops: tuple[str, ...]
+    reads: int
+    writes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The kernels of the newest trace of each call, and the breaks with file and line."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    breaks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, compiled: Compiled) -> Explanation:
+        entries = [entry for found in compiled.entries.values() for entry in found[:1]]
+        forward = tuple(k for e in entries for k in _kernels(e.region.program))
+        backward = tuple(k for e in entries if e.region.backward for k in _kernels(e.region.backward_program))
+        breaks = tuple(dict.fromkeys(f"{b.line}: {b.reason}" for b in compiled.breaks.values()))
+        return cls(forward, backward, breaks)
+
+    def __str__(self) -> str:
+        lines = []
+        for title, kernels in (("forward", self.forward), ("backward", self.backward)):
+            if kernels:
+                lines.append(f"{title}: {len(kernels)} kernels")
+            for k in kernels:
+                lines.append(f"  {' '.join(k.ops):<60} reads {k.reads:,} bytes, writes {k.writes:,}")
+        lines += [f"break at {text}" for text in self.breaks]
+        return "\n".join(lines)
+
+
+def _kernels(program: Program) -> list[Kernel]:
+    return [
+        Kernel(_ops(step), _bytes(step.reads), _bytes(step.results), getattr(step, "source", ""))
+        for step in program.steps
+    ]
+
+
+def _ops(step: Any) -> tuple[str, ...]:
+    calls = (step.call,) if isinstance(step, OpStep) else step.group.calls
+    return tuple(call.op.name for call in calls)
+
+
+def _bytes(values: list[Value]) -> int:
+    return sum(v.nbytes for v in dict.fromkeys(values))

@@ -1,0 +1,196 @@
+"""A compiled region: the graph of a traced function as one op outside the registry, its backward pass as another.
+
+Forward and backward are traced together. What backward reads of forward becomes an additional, auxiliary output of the
+forward op, or is computed again in backward if that moves fewer bytes (`partition`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis.array import Array, Spec
+from genesis.autograd.graph import Edge, Node
+from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node
+from genesis.backend import mode
+from genesis.compiler.graph import Graph, Value
+from genesis.compiler.partition import saved_values
+from genesis.compiler.program import Draws, Program
+from genesis.compiler.trace import Break, Trace, fake
+from genesis.errors import GradientError
+from genesis.op import Context, Op, current_tracer, execute
+
+_numbers = itertools.count(1)
+
+
+class Region:
+    """The program of a function for one set of guarded facts.
+
+    Args:
+        name: of the function, for profiles and errors.
+        trace: the finished trace of the forward pass.
+        outputs: tensors that the function returned, without duplicates.
+        differentiable: edges at which the traced tape ends, each with the index of its input.
+        schedule: makes the steps of a graph.
+    """
+
+    def __init__(
+        self, name: str, trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[tuple[Edge, int]],
+        schedule: Callable[[Graph], Program],
+    ) -> None:  # fmt: skip
+        forward = trace.graph
+        values = [trace.read(t.array) for t in outputs]
+        calls = list(forward.calls)
+        self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
+        writes = [*forward.writes, *trace.changed()]
+        if writes and sources:
+            raise Break("changes its inputs in place while gradients are recorded")
+        name = f"{name} {next(_numbers)}"
+        self.sources = [index for _, index in sources]
+        self.backward: Op | None = None
+        saved: list[Value] = []
+        arguments = list(forward.inputs)
+        if not self.differentiable:
+            inputs = [*arguments, *(value for _, value in trace.captured)]
+            first = Graph(inputs, calls, values, writes).without_common_calls().without_dead_calls()
+            values = first.outputs
+        else:
+            seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
+            inputs = [*arguments, *(value for _, value in trace.captured)]
+            results = [*values, *(g for g in grads if g is not None)]
+            joint = Graph([*inputs, *seeds], forward.calls, results).without_common_calls()
+            values, self.rest = joint.outputs[: len(values)], joint.outputs[len(values) :]
+            saved, later = saved_values(joint, inputs, values, self.rest)
+            first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
+            self.backward_program = schedule(Graph([*saved, *seeds], later, self.rest))
+            self.backward = _op(f"{name} backward", self.backward_program)
+            self.gradients = [g is not None for g in grads]
+        self.program = schedule(first)
+        self.values, self.inputs = values, inputs
+        own = {v: i for i, v in enumerate(self.program.results)}
+        self.outputs = [(own.get(v.root), v) for v in values]  # None: a view of an input
+        # Backward reads inputs and outputs; the vjp takes them in this order.
+        self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
+        self.forward = _op(name, self.program, self._vjp if self.backward else None, self.saved)
+
+    # --- Running ------------------------------------------------------------------------------------------------------
+
+    def run(self, tensors: Sequence[Any], draws: dict[str, Any]) -> list[Any]:
+        """Run on the tensors or arrays of the inputs; return the tensors of the outputs."""
+        arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in tensors])
+        results = execute(self.forward, arrays, draws, None) if self.program.steps or self.program.results else ()
+        node: Node | None = None
+        if self.differentiable and mode.grad:
+            edges = _edges(tuple(tensors))
+            if edges is not None:
+                node = _node(self.forward, edges, arrays, results, draws)
+                node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
+        made = []
+        for i, (index, value) in enumerate(self.outputs):
+            root = arrays[self.inputs.index(value.root)] if index is None else results[index]
+            if (value.shape, value.strides, value.offset) == (root.shape, root.strides, 0):
+                window = root
+            else:
+                window = root.view(value.shape, value.strides, root.offset + value.offset)
+            made.append(TensorBase.wrap(window, node if i in self.differentiable else None, i))
+        return made
+
+    def _vjp(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
+        if current_tracer() is not None:
+            raise GradientError(
+                f"{self.forward.name}: a compiled function has no second derivative", next="call it without compile"
+            )
+        kept = [(ctx.inputs if kind == "input" else ctx.outputs)[i] for kind, i in self.saved]
+        given = []
+        for i in self.differentiable:
+            grad, value = grads[i], self.values[i]
+            if grad is None:
+                from genesis.ops.elementwise import fill
+
+                device = next(x.device for x in (*kept, *grads) if isinstance(x, Array))
+                grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
+            given.append(grad if grad.is_contiguous else _contiguous(grad))
+        assert self.backward is not None
+        # Backward repeats draws of forward, such as the mask of a dropout, at the same position.
+        draws = ctx.attrs if self.backward_program.draws else {}
+        results = iter(execute(self.backward, (*kept, *given), draws, None))
+        found = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
+        gradients: list[Array | None] = [None] * len(ctx.inputs)
+        values = iter(self.rest)
+        for index, exists in zip(self.sources, self.gradients, strict=True):
+            if not exists:
+                continue
+            value = next(values)
+            root: Any = found.get(id(value.root))
+            if root is None:
+                root = (*kept, *given)[self.backward_program.inputs.index(value.root)]
+            gradients[index] = root.view(value.shape, value.strides, root.offset + value.offset)
+        return tuple(gradients)
+
+
+def _contiguous(x: Array) -> Array:
+    from genesis.ops.elementwise import copy
+
+    return copy(x)  # type: ignore[no-any-return]
+
+
+def _backward(
+    trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[Edge]
+) -> tuple[list[Value], list[Value | None]]:
+    """Trace the backward pass; return the values of the incoming and of the resulting gradients."""
+    from genesis.autograd.engine import run_backward
+
+    with trace.active():
+        seeds = [trace.input(_contiguous_like(t.array)) for t in outputs]
+        roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
+        grads = run_backward(roots, retain_graph=True, capture=list(sources))
+    return [trace.read(s) for s in seeds], [None if g is None else trace.read(g) for g in grads]
+
+
+def _contiguous_like(x: Array) -> Array:
+    from genesis.shapes import contiguous_strides
+
+    return fake(Value(x.shape, contiguous_strides(x.shape), x.dtype, x.device))
+
+
+def _op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str, int]] = ()) -> Op:
+    """Return an op that runs a program."""
+    specs = program.specs()
+
+    def infer(*inputs: Any, **attrs: Any) -> tuple[Spec, ...]:
+        return specs
+
+    def reference(out: Any, *inputs: Any, **attrs: Any) -> None:
+        from genesis.array import from_numpy
+
+        outs = out if isinstance(out, tuple) else (out,)
+        program.run([from_numpy(x) for x in outs], [from_numpy(x) for x in inputs], _draws(attrs))
+
+    def cuda_impl(out: Any, *inputs: Any, **attrs: Any) -> None:
+        program.run(out if isinstance(out, tuple) else (out,), inputs, _draws(attrs))
+
+    kept = tuple(i if kind == "input" else f"out{i}" for kind, i in saved)
+    if len(specs) == 1:
+        kept = tuple("out" if k == "out0" else k for k in kept)
+    return Op(name, reference, infer, vjp, saves=kept, mutates=program.changed, family="compiled", cuda_impl=cuda_impl)
+
+
+def _draws(attrs: dict[str, Any]) -> Draws | None:
+    return Draws(attrs["seed"], attrs["shift"]) if attrs else None
+
+
+def tape_ends(outputs: Sequence[TensorBase], began: int) -> list[Edge]:
+    """Return the edges at which the tape that was recorded after node number `began` ends, in order of discovery."""
+    ends: dict[Edge, None] = {}
+    seen = set()
+    stack = [edge for t in outputs if (edge := t.edge()) is not None]
+    while stack:
+        edge = stack.pop()
+        node = edge.node
+        if isinstance(node, AccumulateNode) or node.sequence <= began:
+            ends[edge] = None
+        elif node not in seen:
+            seen.add(node)
+            stack += [e for e in node.edges if e is not None]
+    return list(ends)

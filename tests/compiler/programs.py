@@ -1,0 +1,146 @@
+"""Random programs of ops, views, in-place changes, broadcasting, reductions and control flow, compiled and eager.
+
+`python -m tests.compiler.programs --count 500 --device cuda` compares results and gradients with eager ones. CUDA means
+Triton's interpreter if TRITON_INTERPRET=1 is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import genesis
+from genesis import Tensor
+
+SHAPES = ((3, 5), (4, 1), (1, 6), (2, 3, 4), (7,), (2, 33), (1,), (5, 70))
+UNARY: tuple[Callable[..., Any], ...] = (
+    lambda x: x.tanh(), lambda x: x.sigmoid(), lambda x: (x * 0.3).exp(), lambda x: x.abs() + 0.5, lambda x: x * x,
+    lambda x: -x, lambda x: x.clamp(-1, 1), lambda x: genesis.where(x > 0, x, x * 0.1), lambda x: x.relu(),
+    lambda x: x.pow(3) * 0.1, lambda x: (x.abs() + 1).log(), lambda x: x.sin(), lambda x: x.float(),
+    lambda x: genesis.nn.functional.gelu(x), lambda x: genesis.nn.functional.silu(x), lambda x: x - x.floor(),
+)  # fmt: skip
+REDUCTIONS: tuple[Callable[..., Any], ...] = (
+    lambda x: x.sum(-1, keepdim=True), lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1, keepdim=True),
+    lambda x: x.sum(0, keepdim=True), lambda x: x.mean(), lambda x: x.sum(), lambda x: x.sum(-1),
+    lambda x: x.var(-1, keepdim=True) if x.shape[-1] > 1 else x, lambda x: x.softmax(-1), lambda x: x.logsumexp(-1),
+    lambda x: x.log_softmax(-1), lambda x: x.amin(0), lambda x: x.std(-1) if x.shape[-1] > 1 else x.sum(-1),
+)  # fmt: skip
+VIEWS: tuple[Callable[..., Any], ...] = (
+    lambda x: x.transpose(0, -1), lambda x: x.reshape(-1), lambda x: x[..., ::2], lambda x: x.unsqueeze(0),
+    lambda x: x[:1], lambda x: x.expand(2, *x.shape), lambda x: x.squeeze(),
+    lambda x: x[..., 1:] if x.shape[-1] > 1 else x,
+    lambda x: x.transpose(0, -1).contiguous(), lambda x: x.flip(-1), lambda x: genesis.cat([x, x], -1),
+)  # fmt: skip
+
+
+def fits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors broadcast to at most 4,000 elements."""
+    try:
+        return int(np.prod(np.broadcast_shapes(a.shape, b.shape))) <= 4000
+    except ValueError:
+        return False
+
+
+def program(seed: int) -> tuple[Callable[..., Any], int]:
+    """Return a random function of tensors and the number of its arguments."""
+    rng = random.Random(seed)
+    scale, draws = rng.choice((1.0, 0.5, 2)), tuple(rng.random() for _ in range(200))
+
+    def run(*args: Tensor) -> Any:
+        left = iter(draws)
+
+        def pick(options: Any) -> Any:
+            return options[int(next(left) * len(options))]
+
+        values = list(args)
+        for _ in range(3 + int(next(left) * 10)):
+            kind, x = next(left), pick(values)
+            if x.ndim == 0 and kind < 0.5:
+                x = x.reshape(1)
+            if kind < 0.25:
+                y = pick(UNARY)(x)
+            elif kind < 0.4:
+                y = pick(REDUCTIONS)(x)
+            elif kind < 0.5:
+                y = pick(VIEWS)(x)
+            elif kind < 0.6:
+                y = x.clone()
+                pick((lambda y: y.mul_(scale), lambda y: y.add_(1), lambda y: y[..., :1].mul_(2)))(
+                    y if y.ndim else y.reshape(1)
+                )
+            elif kind < 0.65:
+                y = x.detach() * scale if x.ndim > 1 else x + scale
+            else:
+                other = pick([v for v in values if fits(x, v)] or [x])
+                y = pick((
+                    lambda a, b: a + b, lambda a, b: a - b * scale, lambda a, b: a * b, lambda a, b: a / (b.abs() + 1),
+                    genesis.maximum, lambda a, b: genesis.where(a > b, a, b * 0.5), lambda a, b: a.lerp(b, 0.3),
+                ))(x, other)  # fmt: skip
+            if 0 < y.numel() <= 4000:
+                values.append(y)
+        results = values[len(args) :][-2:] or [values[0] * 1]
+        return tuple(results) if next(left) < 0.5 else {"a": results[0], "n": len(results)}
+
+    return run, rng.randint(1, 3)
+
+
+def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str) -> list[np.ndarray]:
+    """The results of a function and the gradients of its float inputs."""
+    tensors = [genesis.tensor(x).to(device).detach().requires_grad_() for x in inputs]
+    results = function(*tensors)
+    flat = [v for v in (results.values() if isinstance(results, dict) else results) if isinstance(v, Tensor)]
+    found = [v.detach().cpu().numpy() for v in flat]
+    parts = [(v.float() * (i + 1)).sum() for i, v in enumerate(flat) if v.requires_grad]
+    if parts:
+        sum(parts[1:], parts[0]).backward()
+    return found + [np.zeros(t.shape) if t.grad is None else t.grad.cpu().numpy() for t in tensors]
+
+
+def compare(seed: int, device: str) -> str:
+    """Compare a random program, called twice, with its eager result. Returns "" or what differs."""
+    function, count = program(seed)
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal(SHAPES[rng.integers(len(SHAPES))]).astype(np.float32) for _ in range(count)]
+    try:
+        want = outcome(function, inputs, device)
+    except genesis.errors.GenesisError as error:
+        want = error
+    compiled = genesis.compile(function)
+    for _ in range(2):
+        try:
+            got: Any = outcome(compiled, inputs, device)
+        except genesis.errors.GenesisError as error:
+            got = error
+        if isinstance(want, Exception) or isinstance(got, Exception):
+            if type(want) is not type(got):
+                return f"seed {seed}: eager {want!r}, compiled {got!r}"
+            continue
+        for i, (a, b) in enumerate(zip(want, got, strict=True)):
+            scale = max(1.0, float(np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0)))
+            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=2e-5 * scale, equal_nan=True):
+                return f"seed {seed}: result {i} of shapes {a.shape} and {b.shape} differs\n{a}\n{b}"
+    return "" if not compiled.breaks else f"seed {seed}: break {[b.reason for b in compiled.breaks.values()]}"
+
+
+def main() -> int:
+    """Run programs and print those that differ."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    found = [
+        text for seed in range(options.seed, options.seed + options.count) if (text := compare(seed, options.device))
+    ]
+    print("\n".join(found[:20]))
+    print(f"{options.count} programs, {len(found)} differ")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

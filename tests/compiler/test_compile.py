@@ -1,0 +1,317 @@
+"""genesis.compile: results and gradients as eager, another trace for every change of what a function reads, errors."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis import nn
+from genesis.compiler import explain, reset
+from genesis.errors import ShapeError, UsageError
+from genesis.nn import functional as F
+from tests.compiler.programs import compare
+
+FACTOR = 2.0
+TABLE = {"scale": 1.0}
+
+
+def traces(compiled: Any) -> int:
+    return sum(map(len, compiled.entries.values()))
+
+
+def ramp(*shape: int, grad: bool = False) -> Any:
+    values = np.linspace(-1, 2, math.prod(shape), dtype=np.float32).reshape(shape)
+    return genesis.tensor(values).requires_grad_(grad)
+
+
+def equal(a: Any, b: Any) -> bool:
+    return bool((a == b).all())
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_random_programs_give_eager_results(first: int) -> None:
+    assert [text for seed in range(first, first + 50) if (text := compare(seed, "cpu"))] == []
+
+
+def test_random_programs_in_kernels() -> None:
+    assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda"))] == []
+
+
+# --- Guards -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_trace_for_equal_calls() -> None:
+    compiled = genesis.compile(lambda x, n: x * n)
+    for _ in range(3):
+        compiled(ramp(3, 4), 2)
+    assert traces(compiled) == 1
+    for change in (ramp(4, 3), ramp(3, 4).double(), ramp(4, 3).t(), ramp(3, 4, grad=True)):
+        before = traces(compiled)
+        assert equal(compiled(change, 2), change * 2)
+        assert traces(compiled) == before + 1
+    assert equal(compiled(ramp(3, 4), 3), ramp(3, 4) * 3)
+    assert compiled(ramp(3, 4), 3.0).dtype is genesis.float32
+    with genesis.no_grad():
+        compiled(ramp(3, 4, grad=True), 2)
+    assert traces(compiled) == 8
+
+
+def test_a_global_a_cell_and_a_default_are_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = 1.0
+
+    def shift(x: Any, table: dict[str, float] = TABLE) -> Any:
+        return x * FACTOR + offset + table["scale"]
+
+    compiled, x = genesis.compile(shift), ramp(5)
+    assert equal(compiled(x), x * 2 + 1 + 1)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert equal(compiled(x), x * 3 + 1 + 1)
+    offset = 5.0
+    assert equal(compiled(x), x * 3 + 5 + 1)
+    monkeypatch.setitem(TABLE, "scale", 7.0)
+    assert equal(compiled(x), x * 3 + 5 + 7)
+    monkeypatch.setitem(globals(), "FACTOR", 3)  # another type
+    compiled(x)
+    assert traces(compiled) == 5
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.scale = 1.0
+        self.powers = [1, 2]
+        self.settings = SimpleNamespace(bias=0.5)
+        self.register_buffer("shift", genesis.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        y = self.inner(x) * self.scale + self.shift + self.settings.bias
+        for power in self.powers:
+            y = y + y**power
+        return y if self.training else -y
+
+
+CHANGES = {
+    "an attribute": lambda m: setattr(m, "scale", 2.0),
+    "a list": lambda m: m.powers.append(3),
+    "an item of a list": lambda m: m.powers.__setitem__(0, 4),
+    "an attribute of an object": lambda m: setattr(m.settings, "bias", 3.0),
+    "the mode": lambda m: m.eval(),
+    "a parameter": lambda m: setattr(m.inner, "weight", nn.Parameter(genesis.ones(4, 4))),
+    "a buffer": lambda m: setattr(m, "shift", genesis.ones(4)),
+    "a module": lambda m: setattr(m, "inner", nn.Linear(4, 4, bias=False)),
+    "a frozen parameter": lambda m: m.inner.weight.requires_grad_(False),
+    "a hook": lambda m: m.inner.register_forward_hook(lambda module, args, out: out * 2),
+}
+SAME_TRACE = {
+    "values of a parameter": lambda m: m.inner.weight.data.mul_(2),
+    "values of a buffer": lambda m: m.shift.add_(1),
+    "the data of a parameter": lambda m: setattr(m.inner.weight, "data", genesis.ones(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", [*CHANGES, *SAME_TRACE])
+def test_a_change_of_a_module_is_seen(name: str) -> None:
+    genesis.manual_seed(0)
+    module = Scaled()
+    compiled, x = genesis.compile(module), ramp(3, 4)
+    assert equal(compiled(x), module(x))
+    with genesis.no_grad():
+        (CHANGES | SAME_TRACE)[name](module)
+    assert equal(compiled(x), module(x))
+    assert traces(compiled._compiled) == (1 if name in SAME_TRACE else 2)
+    assert not compiled._compiled.breaks
+
+
+def test_gradients_reach_parameters_and_frozen_ones_stay() -> None:
+    genesis.manual_seed(0)
+    module, x = Scaled(), ramp(3, 4, grad=True)
+    module.inner.bias.requires_grad_(False)
+    found = []
+    for function in (module, genesis.compile(module)):
+        for p in (*module.parameters(), x):
+            p.grad = None
+        for _ in range(2):  # gradients accumulate
+            function(x).square().sum().backward()
+        found.append([x.grad, module.inner.weight.grad])
+        assert module.inner.bias.grad is None
+    assert all(equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_change_in_place_reaches_the_argument_and_a_buffer() -> None:
+    count = genesis.zeros(3)
+
+    def step(p: Any, g: Any) -> Any:
+        count.add_(1)
+        p.mul_(0.9).sub_(g, alpha=0.1)
+        return p.sum()
+
+    compiled, p, g = genesis.compile(step), ramp(3), ramp(3)
+    with genesis.no_grad():
+        for _ in range(3):
+            compiled(p, g)
+        q = ramp(3)
+        for _ in range(3):
+            q.mul_(0.9).sub_(g, alpha=0.1)
+    assert equal(p, q)
+    assert count.tolist() == [3, 3, 3]
+    assert traces(compiled) == 1
+
+
+def test_dropout_draws_what_eager_draws() -> None:
+    def drop(x: Any) -> Any:
+        return F.dropout(x * 2, 0.5) + F.dropout(x, 0.25)
+
+    compiled, x, found = genesis.compile(drop), ramp(4, 50), []
+    for function in (drop, compiled):
+        genesis.manual_seed(7)
+        found.append([function(x), function(x), genesis.rand(3)])
+    assert all(equal(a, b) for a, b in zip(*found, strict=True))
+    assert not equal(found[1][0], found[1][1])
+
+
+def test_nested_with_autocast_checkpoint_and_itself() -> None:
+    @genesis.compile
+    def half(x: Any) -> Any:
+        return x.tanh() * 0.5
+
+    @genesis.compile
+    def whole(x: Any, w: Any) -> Any:
+        with genesis.autocast("cpu", dtype=genesis.bfloat16):
+            y = half(x) @ w
+        return genesis.autograd.checkpoint(lambda z: z.float().exp(), y).sum()
+
+    x, w = ramp(4, 4, grad=True), ramp(4, 4, grad=True)
+    whole(x, w).backward()
+    got = [x.grad, w.grad]
+    x.grad = w.grad = None
+    whole.function(x, w).backward()
+    assert not whole.breaks
+    assert all(
+        np.allclose(a.numpy(), b.numpy(), rtol=2e-2, atol=1e-3) for a, b in zip(got, (x.grad, w.grad), strict=True)
+    )
+
+
+def test_results_keep_their_structure_and_their_identity() -> None:
+    def parts(x: Any, y: Any) -> Any:
+        return {"sum": x + y, "same": x, "pair": (y.t(), [3, None, "a"])}
+
+    x, y = ramp(2, 3), ramp(2, 3)
+    got = genesis.compile(parts)(x, y)
+    assert got["same"] is x
+    assert got["pair"][1] == [3, None, "a"]
+    assert equal(got["pair"][0], y.t())
+    assert equal(got["sum"], x + y)
+
+
+def test_a_method() -> None:
+    class Model:
+        factor = 3.0
+
+        def __init__(self, shift: float) -> None:
+            self.shift = shift
+
+        @genesis.compile
+        def run(self, x: Any) -> Any:
+            return x * 2 + self.shift
+
+    x, one, other = ramp(3), Model(1.0), Model(2.0)
+    for model in (one, other, one):
+        assert equal(model.run(x), x * 2 + model.shift)
+    one.shift = 9.0
+    assert equal(one.run(x), x * 2 + 9)
+
+
+# --- Breaks and errors ------------------------------------------------------------------------------------------------
+
+
+def branches(x: Any) -> Any:
+    if x.sum().item() > 0:
+        return x + 1
+    return x - 1
+
+
+def prints(x: Any) -> Any:
+    print("called")
+    return x + 1
+
+
+class Counts(nn.Module):
+    calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_function_with_breaks_runs_in_python(capsys: pytest.CaptureFixture[str]) -> None:
+    compiled = genesis.compile(branches)
+    assert equal(compiled(ramp(3)), ramp(3) + 1)
+    assert equal(compiled(-ramp(3)), -ramp(3) - 1)
+    genesis.compile(prints)(ramp(3))
+    assert capsys.readouterr().out == "called\n"
+    compiled_module = genesis.compile(Counts())
+    assert [compiled_module(genesis.ones(1)).item() for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("function", [branches, prints])
+def test_fullgraph_names_the_line(function: Any) -> None:
+    with pytest.raises(UsageError, match=r"fullgraph=True") as caught:
+        genesis.compile(function, fullgraph=True)(ramp(3))
+    assert "test_compile.py" in caught.value.where
+
+
+def test_an_exception_leaves_the_state_of_eager() -> None:
+    def fails(x: Any) -> Any:
+        F.dropout(x, 0.5)
+        return x @ genesis.ones(7, 7)
+
+    genesis.manual_seed(3)
+    with pytest.raises(ShapeError):
+        genesis.compile(fails)(ramp(3))
+    assert equal(genesis.compile(lambda x: x + 1)(ramp(3)), ramp(3) + 1)
+
+
+def test_wrong_use() -> None:
+    with pytest.raises(UsageError, match="not a mode"):
+        genesis.compile(branches, mode="fastest")
+    with pytest.raises(UsageError, match="cannot be called"):
+        genesis.compile(3)
+    assert genesis.compile(branches, disable=True) is branches
+
+
+def test_the_cache_has_a_limit() -> None:
+    compiled = genesis.compile(lambda x, n: x * n)
+    for n in range(64):
+        compiled(ramp(2), n)
+    with pytest.warns(UserWarning, match="was traced 64 times"):
+        result = compiled(ramp(2), 64)
+    assert equal(result, ramp(2) * 64)
+    assert equal(compiled(ramp(2), 3), ramp(2) * 3)
+    reset()
+    assert traces(compiled) == 0
+
+
+def test_explain_shows_kernels_and_breaks() -> None:
+    found = explain(lambda x: (x * 2 + 1).tanh())(ramp(4, 4))
+    assert [kernel.ops for kernel in found.forward] == [("mul", "add", "tanh")]
+    assert (found.forward[0].reads, found.forward[0].writes) == (64, 64)
+    assert "test_compile.py" in str(genesis.compile.explain(branches)(ramp(3)))
+
+
+def test_the_gradient_of_dropout_has_the_mask_of_forward() -> None:
+    def drop(x: Any) -> Any:
+        return F.dropout(x * 3, 0.5)
+
+    compiled, x = genesis.compile(drop), genesis.ones(40).requires_grad_()
+    for _ in range(3):
+        x.grad = None
+        y = compiled(x)
+        y.sum().backward()
+        assert equal(x.grad == 0, y == 0)
+        assert sorted(set(x.grad.tolist())) == [0.0, 6.0]
