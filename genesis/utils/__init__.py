@@ -1,9 +1,9 @@
-"""Tools for training: `genesis.utils.data` loads batches."""
+"""Tools for training: `genesis.utils.data` loads batches, `genesis.utils.checkpoint` saves memory."""
 
 import importlib
 from typing import Any
 
-__all__ = ["data"]
+__all__ = ["checkpoint", "data"]
 
 
 def __getattr__(name: str) -> Any:
