@@ -48,7 +48,7 @@ check_calls(globals(), ("DType", "Device", "promote_types"))
 
 
 _LAZY = {
-    "backends", "compiler", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing",
+    "amp", "backends", "compiler", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing",
     "utils",
 }  # fmt: skip
 

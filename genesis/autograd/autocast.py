@@ -125,7 +125,7 @@ def _check_device_type(device_type: str) -> str:
     return device_type
 
 
-def is_autocast_enabled(device_type: str) -> bool:
+def is_autocast_enabled(device_type: str = "cuda") -> bool:
     """Whether autocast is on for `device_type` ("cpu" or "cuda") in this thread."""
     return _check_device_type(device_type) in autocasting.low
 

@@ -12,7 +12,7 @@ from tests.programs import running
 PENDING = set(
     """
     gradient_penalty
-    lstm_language_model mixed_precision multihead_attention optimizer_zoo packed_gru parameter_containers
+    lstm_language_model multihead_attention optimizer_zoo packed_gru parameter_containers
     parametrizations policy_gradient recurrent_cells resume_training rotary_embedding sequence_to_sequence
     state_dicts text_cnn transformer_encoder weight_averaging
 """.split()

@@ -1,0 +1,83 @@
+"""Mixed precision with the names of torch.amp: `autocast`, and the scaler of losses.
+
+>>> scaler = genesis.amp.GradScaler("cpu", init_scale=8.0)
+>>> scaler.scale(genesis.tensor(2.0))
+tensor(16.)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from genesis import cuda, optim
+from genesis.autograd import autocast  # noqa: F401  torch.amp has it, too
+from genesis.errors import GradientError
+from genesis.optim import Optimizer
+from genesis.optim.saving import check_saved
+
+_FACTORS = ("growth_factor", "backoff_factor", "growth_interval")
+
+
+def is_autocast_available(device_type: str) -> bool:
+    """Whether autocast knows the device type."""
+    return device_type in ("cpu", "cuda")
+
+
+class GradScaler(optim.GradScaler):
+    """The scaler of losses with torch's arguments and results; `step` returns what the optimizer's step returns.
+
+    Without a GPU, a scaler for "cuda" is disabled.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda",
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+    ) -> None:
+        if enabled and device == "cuda" and not cuda.is_available():
+            warnings.warn("GradScaler for cuda is disabled: there is no GPU", stacklevel=2)
+            enabled = False
+        super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+
+    def is_enabled(self) -> bool:
+        """Whether the scaler does anything."""
+        return self.enabled
+
+    def scale(self, outputs: Any) -> Any:
+        """Return a tensor, or the tensors of a list or tuple, times the factor."""
+        if isinstance(outputs, list | tuple):
+            return type(outputs)(self.scale(each) for each in outputs)
+        return super().scale(outputs)
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Unscale the gradients unless this was done, and step if all are finite."""
+        if self.enabled and id(optimizer) not in self._unscaled:
+            self.unscale_(optimizer)
+        return None if self._overflowed.get(id(optimizer)) else optimizer.step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the factors and the number of steps in a row without overflow; {} if disabled."""
+        if not self.enabled:
+            return {}
+        return {
+            "scale": self._scale,
+            **{name: getattr(self, name) for name in _FACTORS},
+            "_growth_tracker": self._streak,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        if not self.enabled:
+            return
+        if not state_dict:
+            raise GradientError("the state is that of a disabled GradScaler")
+        check_saved("a GradScaler's state", state_dict, ("scale", *_FACTORS, "_growth_tracker"))
+        self._scale, self._streak = float(state_dict["scale"]), int(state_dict["_growth_tracker"])
+        for name in _FACTORS:
+            setattr(self, name, state_dict[name])
