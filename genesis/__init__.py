@@ -26,6 +26,7 @@ from genesis.autograd import (
 )
 from genesis.backend import Device
 from genesis.backend import Device as device
+from genesis.dtypes import COMPLEX as _complex_types
 from genesis.dtypes import NAMES as _types
 from genesis.dtypes import DType, Layout, finfo, iinfo, promote_types, strided
 from genesis.dtypes import DType as dtype
@@ -36,9 +37,9 @@ from genesis.keywords import check_calls
 from genesis.random import Generator, default_generator, manual_seed
 from genesis.shapes import Size
 
-globals().update(_types | _functions)
+globals().update(_types | _complex_types | _functions)
 
-from genesis import nn, optim  # noqa: E402  they need the names above
+from genesis import complexes, nn, optim  # noqa: E402, F401  they need the names above
 
 globals().update(_functions)  # also those of neural networks
 
@@ -120,6 +121,7 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "set_grad_enabled",
     "triton_op",
     *_types,
+    *_complex_types,
     *_functions,
 ]
 __all__.sort()

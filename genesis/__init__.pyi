@@ -146,10 +146,12 @@ __all__ = [
     "cartesian_prod",
     "cat",
     "cdist",
+    "cdouble",
     "ceil",
     "ceil_",
     "celu",
     "celu_",
+    "cfloat",
     "chain_matmul",
     "check_op",
     "cholesky",
@@ -169,8 +171,12 @@ __all__ = [
     "combinations",
     "compile",
     "compiler",
+    "complex",
+    "complex64",
+    "complex128",
     "concat",
     "concatenate",
+    "conj",
     "contiguous",
     "conv1d",
     "conv_transpose1d",
@@ -289,6 +295,7 @@ __all__ = [
     "hstack",
     "hypot",
     "iinfo",
+    "imag",
     "index_add",
     "index_copy",
     "index_fill",
@@ -427,6 +434,7 @@ __all__ = [
     "pi",
     "pinverse",
     "poisson",
+    "polar",
     "positive",
     "pow",
     "prelu",
@@ -448,6 +456,7 @@ __all__ = [
     "randperm",
     "range",
     "ravel",
+    "real",
     "reciprocal",
     "reciprocal_",
     "reduce_all",
@@ -584,6 +593,8 @@ __all__ = [
     "var",
     "var_mean",
     "vdot",
+    "view_as_complex",
+    "view_as_real",
     "vsplit",
     "vstack",
     "where",
@@ -595,6 +606,10 @@ __all__ = [
 ]
 bfloat16: DType
 bool: DType
+cdouble: DType
+cfloat: DType
+complex128: DType
+complex64: DType
 default_generator: Generator
 double: DType
 e: builtins.float
@@ -1045,11 +1060,17 @@ def column_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Ten
 def combinations(input: Tensor, r: builtins.int = 2, with_replacement: builtins.bool = False) -> Tensor:
     """Return the combinations of `r` elements of a vector as rows, in order."""
 
+def complex(real: Tensor, imag: Tensor) -> Tensor:
+    """Return a complex tensor of real and imaginary parts, which have the same type, float32 or float64."""
+
 def concat(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
 
 def concatenate(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return the tensors concatenated along `dim`, in their common dtype; tensors of shape (0,) are skipped."""
+
+def conj(input: Tensor) -> Tensor:
+    """Return the conjugate; a real tensor itself."""
 
 def contiguous(input: Tensor) -> Tensor:
     """Return x itself if its elements are stored row-major without gaps, else a copy."""
@@ -1475,6 +1496,9 @@ def hstack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
 def hypot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return √(x² + y²), computed in float64."""
 
+def imag(input: Tensor) -> Tensor:
+    """Return the imaginary parts of a complex tensor, a view."""
+
 def index_add(
     input: Tensor,
     dim: builtins.int,
@@ -1529,7 +1553,7 @@ def inverse(A: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the inverses of square matrices. Raises LinAlgError for a singular one."""
 
 def is_complex(input: Tensor) -> builtins.bool:
-    """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
+    """Return whether a tensor is complex, as results of `polar` and `view_as_complex` are."""
 
 def is_deterministic_algorithms_warn_only_enabled() -> builtins.bool:
     """Return the `warn_only` that `use_deterministic_algorithms` recorded."""
@@ -2048,6 +2072,9 @@ def pinverse(input: Tensor, rcond: builtins.float = 1e-15) -> Tensor:
 def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Return Poisson values with the rates in x; reading whether more are to be drawn blocks once a step."""
 
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
+    """Return abs·(cos(angle) + i·sin(angle)), of tensors of the same type, float32 or float64."""
+
 def positive(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x itself. Raises DTypeError for bools."""
 
@@ -2188,6 +2215,9 @@ def range(
 
 def ravel(input: Tensor) -> Tensor:
     """Return all elements in one dimension, in row-major order."""
+
+def real(input: Tensor) -> Tensor:
+    """Return the real parts, a view; a real tensor itself."""
 
 def reciprocal(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """1 / x."""
@@ -2847,6 +2877,12 @@ def var_mean(
 
 def vdot(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the dot product of two vectors."""
+
+def view_as_complex(input: Tensor) -> Tensor:
+    """Return the complex view of real pairs [..., 2]. Raises ShapeError unless each pair is contiguous."""
+
+def view_as_real(input: Tensor) -> Tensor:
+    """Return the pairs [..., 2] of a complex tensor, over the same memory."""
 
 def vsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
     """Compute `tensor_split` along dimension 0, into equal sections."""

@@ -21,6 +21,7 @@ class DType:
     """An element type: its name, its numpy dtype, its size in bytes and its category."""
 
     __slots__ = ("category", "is_floating_point", "itemsize", "name", "numpy")
+    is_complex = False
 
     def __init__(self, name: str, numpy_type: type, category: int) -> None:
         self.name = name
@@ -36,6 +37,13 @@ class DType:
         return "bool_" if self.name == "bool" else self.name
 
 
+class ComplexType(DType):
+    """The type of complex tensors, which only functions for complex numbers make."""
+
+    __slots__ = ()
+    is_complex = True
+
+
 float64 = DType("float64", np.float64, FLOAT)
 float32 = DType("float32", np.float32, FLOAT)
 float16 = DType("float16", np.float16, FLOAT)
@@ -49,6 +57,9 @@ bool_ = DType("bool", np.bool_, BOOL)
 # Only for quantized operands inside matmuls (ops/fp8.py). No other op computes in it, and no tensor has this dtype.
 float8_e4m3fn = DType("float8_e4m3fn", ml_dtypes.float8_e4m3fn, FLOAT)
 
+complex64 = ComplexType("complex64", np.complex64, 3)
+complex128 = ComplexType("complex128", np.complex128, 3)
+
 ALL = (float64, float32, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
 # Names under which `genesis` exports the dtypes; `_BY_NAME` adds spellings that are read from strings.
 NAMES = {d.name: d for d in ALL} | {
@@ -59,6 +70,7 @@ NAMES = {d.name: d for d in ALL} | {
     "int": int32,
     "short": int16,
 }
+COMPLEX = {"complex64": complex64, "cfloat": complex64, "complex128": complex128, "cdouble": complex128}
 _BY_NAME = NAMES | {"fp64": float64, "fp32": float32, "fp16": float16, "bf16": bfloat16}
 _BY_NUMPY = {d.numpy: d for d in ALL}
 _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # dtypes of Python numbers
@@ -92,7 +104,7 @@ def as_dtype(value: object) -> DType:
     Raises:
         DTypeError: if Genesis does not have the type.
     """
-    if isinstance(value, DType):
+    if value.__class__ is DType:
         return value
     found = None
     if isinstance(value, str):

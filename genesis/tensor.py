@@ -130,6 +130,11 @@ class Tensor(Methods, TensorBase, concrete=True):
         """How elements are stored: always `genesis.strided`."""
         return strided
 
+    @property
+    def real(self) -> Tensor:
+        """The real parts: a real tensor itself."""
+        return self
+
     is_meta = is_sparse = is_quantized = False
 
     @property

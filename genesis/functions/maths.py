@@ -317,9 +317,8 @@ def rsub(x: Tensor, other: Operand, *, alpha: float = 1) -> Tensor:
 
 @public
 def is_complex(x: Tensor) -> bool:
-    """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
-    array_of(x, "is_complex")
-    return False
+    """Return whether a tensor is complex, as results of `polar` and `view_as_complex` are."""
+    return hasattr(x, "pairs") or array_of(x, "is_complex").dtype.is_complex
 
 
 @public

@@ -226,6 +226,8 @@ class Methods:
         """Compute `clamp` in place."""
     def clone(self) -> Tensor:
         """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
+    def conj(self) -> Tensor:
+        """Return the conjugate; a real tensor itself."""
     def contiguous(self) -> Tensor:
         """Return x itself if its elements are stored row-major without gaps, else a copy."""
     def copy_(self, source: Tensor | float, non_blocking: bool = False) -> Self:
@@ -470,7 +472,7 @@ class Methods:
     def inverse(self, *, out: Tensor | None = None) -> Tensor:
         """Return the inverses of square matrices. Raises LinAlgError for a singular one."""
     def is_complex(self) -> bool:
-        """Return whether a tensor is complex: never, because Genesis has no complex numbers."""
+        """Return whether a tensor is complex, as results of `polar` and `view_as_complex` are."""
     def is_nonzero(self) -> bool:
         """Return whether the only element is not 0. Raises ShapeError unless there is just one."""
     def is_same_size(self, other: Tensor) -> bool:

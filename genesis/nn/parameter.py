@@ -111,7 +111,10 @@ def move(tensors: Iterable[Tensor], device: Device | None, dtype: DType | None, 
     """Move leaves and their gradients to another device or dtype, in place. Runs of parameters stay contiguous."""
     runs: dict[int, list[Tensor]] = {}
     for tensor in tensors:
-        runs.setdefault(id(tensor.array.storage), []).append(tensor)
+        if tensor.is_complex():
+            move((tensor.pairs,), device, None, non_blocking)  # type: ignore[attr-defined]
+        else:
+            runs.setdefault(id(tensor.array.storage), []).append(tensor)
     for members in runs.values():
         kind = dtype if members[0].is_floating_point() else None
         if _is_run(members):

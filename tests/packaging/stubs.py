@@ -111,7 +111,9 @@ def _indented(text: str) -> str:
 
 def _imported(name: str, value: Any, module: ModuleType) -> str:
     """The line that exports a name which is defined elsewhere."""
-    if isinstance(value, (genesis.DType, genesis.Layout, genesis.Generator, float, type(None))):
+    if isinstance(value, genesis.DType):
+        return f"{name}: DType\n"
+    if isinstance(value, (genesis.Layout, genesis.Generator, float, type(None))):
         return f"{name}: {_qualified('None' if value is None else type(value).__name__)}\n"
     if isinstance(value, ModuleType):
         return f"from {module.__name__} import {name} as {name}\n"
