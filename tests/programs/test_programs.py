@@ -12,13 +12,8 @@ from tests.programs import running
 PENDING = set(
     """
     gradient_penalty
-<<<<<<< HEAD
     lstm_language_model multihead_attention optimizer_zoo packed_gru parameter_containers
-    parametrizations policy_gradient recurrent_cells resume_training rotary_embedding sequence_to_sequence
-=======
-    lstm_language_model mixed_precision multihead_attention optimizer_zoo packed_gru parameter_containers
     parametrizations policy_gradient recurrent_cells resume_training sequence_to_sequence
->>>>>>> 48555b16 (Multiply complex numbers as rotary embeddings do, and list differences)
     state_dicts text_cnn transformer_encoder weight_averaging
 """.split()
 )
