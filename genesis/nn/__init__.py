@@ -40,6 +40,7 @@ from genesis.nn.layers import (
 from genesis.nn.lora import LoRALinear
 from genesis.nn.module import Module, ModuleDict, ModuleList, Sequential
 from genesis.nn.parameter import Parameter
+from genesis.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 
 globals().update(applied)
 
@@ -55,11 +56,15 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "Embedding",
     "EmbeddingBag",
     "Flatten",
+    "GRU",
+    "GRUCell",
     "GroupNorm",
     "Hardtanh",
     "Identity",
     "InstanceNorm1d",
     "KVCache",
+    "LSTM",
+    "LSTMCell",
     "LayerNorm",
     "Linear",
     "LoRALinear",
@@ -69,6 +74,10 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "PReLU",
     "Parameter",
     "RMSNorm",
+    "RNN",
+    "RNNBase",
+    "RNNCell",
+    "RNNCellBase",
     "ReflectionPad1d",
     "ReplicationPad1d",
     "RoPE",

@@ -41,6 +41,14 @@ from genesis.nn.module import ModuleDict as ModuleDict
 from genesis.nn.module import ModuleList as ModuleList
 from genesis.nn.module import Sequential as Sequential
 from genesis.nn.parameter import Parameter as Parameter
+from genesis.nn.recurrent import GRU as GRU
+from genesis.nn.recurrent import LSTM as LSTM
+from genesis.nn.recurrent import RNN as RNN
+from genesis.nn.recurrent import GRUCell as GRUCell
+from genesis.nn.recurrent import LSTMCell as LSTMCell
+from genesis.nn.recurrent import RNNBase as RNNBase
+from genesis.nn.recurrent import RNNCell as RNNCell
+from genesis.nn.recurrent import RNNCellBase as RNNCellBase
 from genesis.tensor import Tensor
 
 __all__ = [
@@ -48,6 +56,9 @@ __all__ = [
     "ELU",
     "GELU",
     "GLU",
+    "GRU",
+    "LSTM",
+    "RNN",
     "SELU",
     "AlphaDropout",
     "Attention",
@@ -68,6 +79,7 @@ __all__ = [
     "EmbeddingBag",
     "FeatureAlphaDropout",
     "Flatten",
+    "GRUCell",
     "GaussianNLLLoss",
     "GroupNorm",
     "Hardshrink",
@@ -81,6 +93,7 @@ __all__ = [
     "KLDivLoss",
     "KVCache",
     "L1Loss",
+    "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
@@ -102,6 +115,9 @@ __all__ = [
     "Parameter",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNBase",
+    "RNNCell",
+    "RNNCellBase",
     "RReLU",
     "ReLU",
     "ReLU6",

@@ -12,8 +12,8 @@ from tests.programs import running
 PENDING = set(
     """
     gradient_penalty
-    lstm_language_model multihead_attention optimizer_zoo packed_gru parameter_containers
-    parametrizations policy_gradient recurrent_cells resume_training sequence_to_sequence
+    multihead_attention optimizer_zoo parameter_containers
+    parametrizations policy_gradient resume_training sequence_to_sequence
     state_dicts text_cnn transformer_encoder weight_averaging
 """.split()
 )
