@@ -53,6 +53,7 @@ class Rule:
     update: Callable[..., tuple[Value, ...]]
     flops: int
     choices: Callable[[Mapping[str, Any]], tuple[bool, ...]] = lambda attrs: ()
+    is_plain = False  # ops run it
 
     def __post_init__(self) -> None:
         assert self.name not in RULES, f"two rules are called {self.name}"

@@ -10,6 +10,14 @@ from genesis.optim.optimizer import Optimizer as Optimizer
 from genesis.optim.rules.adafactor import Adafactor as Adafactor
 from genesis.optim.rules.adam import Adam as Adam
 from genesis.optim.rules.adam import AdamW as AdamW
+from genesis.optim.rules.composed import ASGD as ASGD
+from genesis.optim.rules.composed import Adadelta as Adadelta
+from genesis.optim.rules.composed import Adagrad as Adagrad
+from genesis.optim.rules.composed import Adamax as Adamax
+from genesis.optim.rules.composed import NAdam as NAdam
+from genesis.optim.rules.composed import RAdam as RAdam
+from genesis.optim.rules.composed import RMSprop as RMSprop
+from genesis.optim.rules.composed import Rprop as Rprop
 from genesis.optim.rules.lion import Lion as Lion
 from genesis.optim.rules.muon import Muon as Muon
 from genesis.optim.rules.sgd import SGD as SGD
@@ -27,12 +35,16 @@ from genesis.optim.states import decay_groups as decay_groups
 from genesis.optim.states import muon_groups as muon_groups
 
 __all__ = [
+    "ASGD",
     "OPTIMIZERS",
     "SGD",
     "WSD",
+    "Adadelta",
     "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Constant",
     "Cosine",
     "FlatBuffers",
@@ -41,8 +53,12 @@ __all__ = [
     "Linear",
     "Lion",
     "Muon",
+    "NAdam",
     "OneCycle",
     "Optimizer",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
     "Schedule",
     "Sequential",
     "Step",

@@ -233,9 +233,13 @@ class Shard:
 class MatrixRule(NamedTuple):
     """A rule that mixes the elements of a parameter, and therefore runs on one parameter at a time."""
 
-    op: Op  # `op(param, grad, *states, lr, step, scale, **attrs)`
+    op: Op | None  # `op(param, grad, *states, lr, step, scale, **attrs)`; None runs `plain` only
     states: Callable[[Shape], dict[str, Shape]]  # maps the parameter's shape to the shapes of the states by name
     plain: Callable[..., None]  # `plain(param, grad, *states, lr, step, **attrs)` in tensor operations, in place
+
+    @property
+    def is_plain(self) -> bool:
+        return self.op is None
 
 
 class RuleCall(NamedTuple):
@@ -243,6 +247,7 @@ class RuleCall(NamedTuple):
 
     rule: Rule | MatrixRule
     attrs: dict[str, Any]
+    initial: Mapping[str, float] = {}  # first values of states other than 0
 
     def state_shapes(self, shape: Shape) -> dict[str, Shape]:
         """The shapes of the states of a parameter with this shape, by name."""
@@ -264,6 +269,7 @@ class RuleCall(NamedTuple):
         """Update by one op, which multiplies the gradient by `scale`."""
         inputs = (shard.grad.array, *(x.array for x in shard.state.values()), lr, shard.step, scale)
         if isinstance(self.rule, MatrixRule):
+            assert self.rule.op is not None, "a rule without an op runs plainly"
             self.rule.op(shard.param.array, *inputs, **self.attrs)
             return
         step, split_step = steps_of(self.rule)

@@ -22,6 +22,7 @@ import numpy as np
 
 from genesis.array import Array, empty, label
 from genesis.autograd import enable_grad, no_grad
+from genesis.autograd.graph import HookHandle
 from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float16, float32, float64
 from genesis.errors import ConfigError, ShapeError
@@ -40,7 +41,7 @@ from genesis.optim.flat import (
     check_range,
     scale_value,
 )
-from genesis.optim.saving import SavedStates
+from genesis.optim.saving import GLOBAL_HOOKS, SavedStates, added
 from genesis.optim.shared import SharedBuffers
 from genesis.optim.states import MASTER, RESIDUAL, Group, LowPrecision, check_keywords, decay_groups, without_neutral
 from genesis.tensor import Tensor
@@ -59,6 +60,16 @@ def _check_group(group: Any) -> None:
         f"a parameter group is a dict with its parameters under 'params', not {kind}",
         next="pass {'params': [...], 'lr': ...}",
     )
+
+
+def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> HookHandle:
+    """Call `hook(optimizer, args, kwargs)` before each step of every optimizer."""
+    return added(GLOBAL_HOOKS["step_pre"], hook)
+
+
+def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> HookHandle:
+    """Call `hook(optimizer, args, kwargs)` after each step of every optimizer."""
+    return added(GLOBAL_HOOKS["step_post"], hook)
 
 
 def betas_of(group: Mapping[str, Any]) -> dict[str, float]:
@@ -101,7 +112,7 @@ class Optimizer(SavedStates):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **how: Unpack[How]) -> None:
         # Check the settings and select the implementation.
         self.defaults = defaults
-        how = cast(How, without_neutral(type(self).__name__, how, self.neutral))
+        how = cast(How, without_neutral(type(self).__name__, how, self.neutral, defaults))
         check_keywords(type(self).__name__, how, (*defaults, *How.__annotations__))
         foreach, fused = how.get("foreach"), how.get("fused")
         check_flags({k: v for k, v in how.items() if v is not None}, ("foreach", "fused"))
@@ -163,7 +174,7 @@ class Optimizer(SavedStates):
         # Check the settings and the parameters.
         _check_group(param_group)
         owner, params = type(self).__name__, param_group["params"]
-        values = without_neutral(owner, param_group, self.neutral)
+        values = without_neutral(owner, param_group, self.neutral, self.defaults)
         full = Group(owner, self.defaults, How.__annotations__, {**self.defaults, **values})
         pairs = [e if isinstance(e, tuple) else (None, e) for e in ([params] if isinstance(params, Tensor) else params)]
         known = {id(p) for g in self.param_groups for p in g["params"]}
@@ -216,6 +227,12 @@ class Optimizer(SavedStates):
             grad_scale: factor on the gradients, such as a clip scale or the inverse of a loss scale. If it is NaN, no
                 parameter and no state changes, without a host synchronization.
         """
+        args, kwargs = () if closure is None else (closure,), {} if grad_scale is None else {"grad_scale": grad_scale}
+        for before in (*GLOBAL_HOOKS["step_pre"], *self._hooks["step_pre"]):
+            changed = before(self, args, kwargs)
+            if changed is not None:
+                args, kwargs = changed
+                closure, grad_scale = (*args, kwargs.get("closure"))[0], kwargs.get("grad_scale")
         loss = None
         if closure is not None:
             with enable_grad():
@@ -224,7 +241,17 @@ class Optimizer(SavedStates):
         self.begin_step()
         self.update(grad_scale)
         self.share()
+        for after in (*self._hooks["step_post"], *GLOBAL_HOOKS["step_post"]):
+            after(self, args, kwargs)
         return loss
+
+    def register_step_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(optimizer, args, kwargs)` before each step; it may return other arguments, (args, kwargs)."""
+        return added(self._hooks["step_pre"], hook)
+
+    def register_step_post_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(optimizer, args, kwargs)` after each step."""
+        return added(self._hooks["step_post"], hook)
 
     def begin_step(self) -> None:
         """Run the host part of a step: count it, and send the count and the learning rates to the devices.
@@ -298,7 +325,8 @@ class Optimizer(SavedStates):
 
     def _update(self, shard: Shard, index: int, group: dict[str, Any], scale: DeviceScalar) -> None:
         call, lr, param = self.rule(shard.param.shape, group), group["lr"], shard.param
-        if self.implementation == "plain":
+        if self.implementation == "plain" or call.rule.is_plain:
+            lr = float(lr)
             grad = shard.grad if shard.grad.dtype is param.dtype else shard.grad.to(param.dtype)
             factor = Tensor(scale) if isinstance(scale, Array) else scale
             if math.isnan(float(factor)):
@@ -344,7 +372,7 @@ class Optimizer(SavedStates):
 
     def _shard(self, param: Tensor) -> Shard:
         """The shard of one parameter. 2-byte values are upcast before the update and rounded after it."""
-        state = self.state[param]
+        state: Any = self.state[param]
         step, noise = state["step"], self._noise(param)
         grad, (flat, index) = param.grad, self._positions.get(param, (None, 0))
         if isinstance(flat, SharedBuffers):
@@ -352,7 +380,7 @@ class Optimizer(SavedStates):
         assert grad is not None
         # The states of the rule, then the parameter or its master.
         tensors, rounded = {}, []
-        for stream, name in enumerate((n for n in state if n not in ("step", MASTER)), 1):
+        for stream, name in enumerate(state.names, 1):
             kept = tensors[name] = state[name]
             if kept.dtype.itemsize == 2:
                 tensors[name] = kept.to(float32)

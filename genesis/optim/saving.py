@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from genesis.array import Array, empty, from_numpy
+from genesis.autograd.graph import HookHandle
 from genesis.dtypes import DType, float32, int16
 from genesis.errors import ModelError
 from genesis.functions.transfer import moved
@@ -38,6 +39,16 @@ class StoredTensor(NamedTuple):
     def read_all(self) -> np.ndarray:
         """Return all elements in the tensor's shape."""
         return self.read(0, math.prod(self.shape)).reshape(self.shape)
+
+
+Hooks = dict[str, list[Callable[..., Any]]]
+GLOBAL_HOOKS: Hooks = {"step_pre": [], "step_post": []}
+
+
+def added(hooks: list[Callable[..., Any]], hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+    """Add a hook, and return the handle that removes it."""
+    hooks.insert(0 if prepend else len(hooks), hook)
+    return HookHandle(lambda: hooks.remove(hook))
 
 
 class KeptArray(NamedTuple):
@@ -72,6 +83,8 @@ class SavedStates(GroupStates):
         It is empty if the parameter was never updated.
         """
         state = dict(self.state.get(param, {}))
+        if state or param in self.state:
+            state["step"] = self.state[param]["step"]
         state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(self, param).items()}
         residual = state.pop(RESIDUAL, None)
         if residual is not None:
@@ -80,6 +93,8 @@ class SavedStates(GroupStates):
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and state, with parameters by number. Tensors share memory, except joined split masters."""
+        for hook in self._hooks["save_pre"]:
+            hook(self)
         numbers: dict[int, int] = {}
         groups = []
         for group in self.param_groups:
@@ -88,7 +103,26 @@ class SavedStates(GroupStates):
             kept = {k: v for k, v in group.items() if k != "params"}
             groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
         state = {numbers[id(p)]: self.saved_state(p) for p in self.state}
-        return {"state": state, "param_groups": groups}
+        saved = {"state": state, "param_groups": groups}
+        for hook in self._hooks["save_post"]:
+            saved = hook(self, saved) or saved
+        return saved
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(optimizer)` before `state_dict`."""
+        return added(self._hooks["save_pre"], hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(optimizer, state_dict)` after `state_dict`; it may return another one."""
+        return added(self._hooks["save_post"], hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(optimizer, state_dict)` before `load_state_dict`; it may return another one."""
+        return added(self._hooks["load_pre"], hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
+        """Call `hook(optimizer)` after `load_state_dict`."""
+        return added(self._hooks["load_post"], hook, prepend)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace settings and state tensors by saved ones, bit for bit. Parameters with masters are set from them.
@@ -97,6 +131,8 @@ class SavedStates(GroupStates):
             ModelError: if groups, parameters, names, shapes or dtypes differ; nothing has changed then.
         """
         # Check everything first, so that an error leaves the optimizer as it was.
+        for hook in self._hooks["load_pre"]:
+            state_dict = hook(self, state_dict) or state_dict
         check_saved("an optimizer's state", state_dict, ("state", "param_groups"))
         groups, saved = state_dict["param_groups"], state_dict["state"]
         settings = [_settings(self, i, g) for i, g in enumerate(groups)]
@@ -112,7 +148,7 @@ class SavedStates(GroupStates):
         self._updated = {}
         for number, param, i in params:
             state = self.state_of(param, self.param_groups[i])
-            state["step"] = int(saved[number]["step"])
+            state["step"] = int(saved[number].get("step", 1))  # torch's SGD counts no steps
             if (shared := self.sharded(param)) is not None:
                 _load_shard(*shared, saved[number])
                 continue
@@ -125,6 +161,8 @@ class SavedStates(GroupStates):
                     if name == MASTER:
                         registry["cast"](tensor.array, dtype=param.dtype, out=param.array)
         self.steps = max((state["step"] for state in self.state.values()), default=0)
+        for hook in self._hooks["load_post"]:
+            hook(self)
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
@@ -159,7 +197,8 @@ def check_saved(kind: str, state: Mapping[str, Any], names: Sequence[str]) -> No
 def _settings(optimizer: GroupStates, index: int, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a saved group, after checking that the optimizer has all of them."""
     owner = type(optimizer).__name__
-    kept = without_neutral(owner, saved, optimizer.neutral)
+    kept = without_neutral(owner, saved, optimizer.neutral, optimizer.defaults)
+    kept = {k: v for k, v in kept.items() if k not in ("foreach", "fused")}  # torch saves them too
     check_keywords(f"the saved parameter group {index} of {owner}", kept, (*optimizer.defaults, *OF_GROUPS))
     return {k: v for k, v in kept.items() if k not in ("params", "param_names")}
 
@@ -189,7 +228,7 @@ def _check(
     expected = {name: (shape, dtype) for name, shape in shapes.items()}
     if optimizer.keeps_master(param):
         expected[MASTER] = (param.shape, float32)
-    if set(saved) != {"step", *expected}:
+    if {"step", *saved} != {"step", *expected}:
         raise ModelError(
             f"the saved state of parameter {number} has {sorted(saved)}, expected {sorted(['step', *expected])}",
             next="load it into the optimizer that saved it",

@@ -15,6 +15,7 @@ effect, to within half of bfloat16's last place. With a full master, the next up
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -94,28 +95,28 @@ NEUTRAL = (None, False)
 # Settings of torch that Genesis does not offer, with the alternative.
 NOT_OFFERED = {
     "amsgrad": "remove it: the maximum of past averages is not kept",
-    "capturable": "remove it: CUDA graphs can capture `update` without it",
     "differentiable": "remove it: gradients do not flow through a step",
     "decoupled_weight_decay": "use Adam for an L2 penalty, AdamW for decoupled decay",
 }
 
 
 def without_neutral(
-    owner: str, settings: Mapping[str, Any], neutral: Mapping[str, Any] | None = None
+    owner: str, settings: Mapping[str, Any], neutral: Mapping[str, Any], offered: Collection[str]
 ) -> dict[str, Any]:
     """Return `settings` without torch's unsupported settings, whose values must be neutral.
 
     Args:
         owner: name of the optimizer, for errors.
         neutral: neutral values of this optimizer in addition to None and False.
+        offered: settings that this optimizer has.
 
     Raises:
         KeywordError: for another value; it names the alternative.
     """
-    kept = dict(settings)
-    for name in settings.keys() & NOT_OFFERED.keys():
+    kept = {k: v for k, v in settings.items() if k != "capturable"}  # graphs capture a step in any case
+    for name in settings.keys() & NOT_OFFERED.keys() - set(offered):
         value = kept.pop(name)
-        own = (neutral or {}).get(name, False)
+        own = neutral.get(name, False)
         if value is not None and bool(value) != own:
             raise KeywordError(f"{owner} does not offer {name}={value!r}", next=NOT_OFFERED[name])
     return kept
@@ -188,6 +189,32 @@ MASTER, RESIDUAL = "master", "master_low"  # an fp32 master; its 16-bit residual
 LowPrecision = Literal["master", "stochastic"]
 
 
+HOOKS = ("step_pre", "step_post", "save_pre", "save_post", "load_pre", "load_post")
+
+
+class State(dict[str, Any]):
+    """The state of a parameter. Users may add entries.
+
+    Attributes:
+        names: the names of the tensors that a step changes, in the order of the rule.
+        count: number of updates where torch's state has no "step"; None otherwise.
+    """
+
+    names: tuple[str, ...] = ()
+    count: int | None = None
+
+    def __missing__(self, name: str) -> int:
+        if name != "step" or self.count is None:
+            raise KeyError(name)
+        return self.count
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "step" and self.count is not None:
+            self.count = value
+        else:
+            super().__setitem__(name, value)
+
+
 class GroupStates:
     """Base of `Optimizer`: the parameter groups, operations on all their gradients, and the states of each parameter.
 
@@ -201,6 +228,7 @@ class GroupStates:
 
     # Whether elements are updated independently, so that a shard may span several parameters.
     elementwise = True
+    shows_step = True  # whether a state has the entry "step", as in torch
     # Settings that must be at least 0, and settings in [0, 1) ("betas": both values). The schema of a training run's
     # configuration reads them.
     at_least_0: ClassVar[tuple[str, ...]] = ()
@@ -219,7 +247,8 @@ class GroupStates:
         self.state_dtype, self.zero, self.grad_dtype = state_dtype, zero, grad_dtype
         self.ranks = None if ranks is None or ranks.size == 1 else ranks
         self.param_groups: list[dict[str, Any]] = []
-        self.state: dict[Tensor, dict[str, Any]] = {}
+        self.state: dict[Tensor, dict[str, Any]] = defaultdict(dict)
+        self._hooks: dict[str, list[Any]] = {kind: [] for kind in HOOKS}
         self.steps = 0
         self.state_gather: StateGather | None = None
         self._updated: dict[int, dict[str, Any]] = {}  # states of the parameters that the last step updated
@@ -395,12 +424,15 @@ class GroupStates:
     def state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of a parameter, allocated at its first use."""
         state = self.state.get(param)
-        if state is not None:
+        if isinstance(state, State):
             return state
-        state = self.state[param] = {"step": 0}
+        added, state = state or {}, State()
+        state.count = None if self.shows_step else 0
+        state["step"], self.state[param] = 0, state
         flat, index = self._positions.get(param, (None, 0)) if self.elementwise else (None, 0)
         shared, dtype = self.sharded(param), self.kept_dtype(param)
-        shapes = self.rule(param.shape, group).state_shapes(param.shape)
+        call = self.rule(param.shape, group)
+        shapes = call.state_shapes(param.shape)
         # List the tensors of the rule, and the master or the residual of a split one.
         kept: dict[str, tuple[Shape, DType]] = {name: (shape, dtype) for name, shape in shapes.items()}
         if self.keeps_master(param):
@@ -419,8 +451,10 @@ class GroupStates:
             if name == MASTER:
                 registry["cast"](param.array, dtype=float32, out=array)
             else:
-                registry["fill"](out=array, value=0, shape=shape, dtype=dtype)
+                registry["fill"](out=array, value=call.initial.get(name, 0), shape=shape, dtype=dtype)
             state[name] = Tensor(array)
+        state.names = tuple(name for name in state if name not in ("step", MASTER))
+        state.update(added)
         return state
 
     @contextmanager

@@ -468,7 +468,9 @@ class TrainConfig(Section):
 
 
 # The settings of each optimizer, with their defaults. A setting outside the chosen row is refused.
-OPTIMIZERS: dict[str, Mapping[str, Any]] = {name: each.in_runs for name, each in optim.OPTIMIZERS.items()}
+OPTIMIZERS: dict[str, Mapping[str, Any]] = {
+    name: each.in_runs for name, each in optim.OPTIMIZERS.items() if each.in_runs
+}
 if TYPE_CHECKING:
     OptimizerName = str
 else:

@@ -111,10 +111,10 @@ def test_adding_a_model(tmp_path: Path) -> None:
 CONFIGURED = """
 from genesis.train.config import OptimConfig
 from genesis.train.optimizer import build_optimizer
-config = OptimConfig(name="adagrad")
+config = OptimConfig(name="adagradw")
 assert (config.lr, config.eps) == (1e-2, 1e-10)
 built = build_optimizer(config, [("w", genesis.nn.Parameter(genesis.ones(3)))], seed=0)
-assert type(built).__name__ == "Adagrad"
+assert type(built).__name__ == "AdagradW"
 print(genesis.__file__)
 """
 
@@ -124,7 +124,7 @@ def test_adding_an_optimizer(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
-    check_conforms(folder, "adagrad")
+    check_conforms(folder, "adagradw")
 
 
 @pytest.mark.slow

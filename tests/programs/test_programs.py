@@ -12,9 +12,9 @@ from tests.programs import running
 PENDING = set(
     """
     gradient_penalty
-    multihead_attention optimizer_zoo parameter_containers
+    multihead_attention parameter_containers
     parametrizations policy_gradient resume_training sequence_to_sequence
-    state_dicts text_cnn transformer_encoder weight_averaging
+    state_dicts transformer_encoder weight_averaging
 """.split()
 )
 STORED = running.stored()

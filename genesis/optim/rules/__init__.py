@@ -22,7 +22,11 @@ def _discover() -> dict[str, type[Optimizer]]:
     classes = [
         c for module in modules for c in vars(module).values() if getattr(c, "__module__", "") == module.__name__
     ]
-    return {c.__name__.lower(): c for c in classes if isinstance(c, type) and issubclass(c, Optimizer)}
+    return {
+        c.__name__.lower(): c
+        for c in classes
+        if isinstance(c, type) and issubclass(c, Optimizer) and "__init__" in vars(c)
+    }
 
 
 OPTIMIZERS = _discover()

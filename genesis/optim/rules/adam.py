@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Unpack
 
+from genesis.errors import KeywordError
 from genesis.ops.rule import Rule, divide, power, sqrt
-from genesis.optim.flat import RuleCall
+from genesis.optim.flat import RuleCall, check_flags
 from genesis.optim.optimizer import How, Optimizer, betas_of
+from genesis.optim.rules.composed import amsgrad as with_maximum
+from genesis.optim.rules.composed import composed
 from genesis.shapes import Shape
 
 
@@ -53,12 +56,12 @@ class Adam(Optimizer):
         betas: decay rates of the averages of the gradient and of its square.
         eps: added to the denominator.
         weight_decay: factor of the L2 penalty.
+        amsgrad: divide by the root of the largest average so far (Reddi et al., 2018), in tensor operations.
         maximize: ascend instead of descend.
+        decoupled_weight_decay: decay as `AdamW` does.
         how: see `Optimizer`.
     """
 
-    decoupled = False
-    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": False}
     at_least_0 = ("lr", "eps", "weight_decay")
     below_1 = ("betas",)
     in_runs: ClassVar[dict[str, Any]] = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
@@ -70,16 +73,35 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        amsgrad: bool = False,
         *,
         maximize: bool = False,
+        decoupled_weight_decay: bool = False,
         **how: Unpack[How],
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        defaults |= {"maximize": maximize, "decoupled_weight_decay": decoupled_weight_decay}
         super().__init__(params, defaults, **how)
+
+    def check_settings(self, group: dict[str, Any]) -> None:
+        super().check_settings(group)
+        check_flags(group, ("amsgrad", "decoupled_weight_decay"))
+        if group["amsgrad"]:
+            self.elementwise = False  # states lie beside flat buffers
+
+    @property
+    def not_capturable(self) -> str | None:
+        """The reason why a CUDA graph cannot capture `update`, or None if it can."""
+        if any(group["amsgrad"] for group in self.param_groups):
+            return "amsgrad reads the step count on the host"
+        return super().not_capturable
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        attrs = {"eps": group["eps"], "weight_decay": group["weight_decay"], "decoupled": cls.decoupled}
+        if group["amsgrad"]:
+            return composed(with_maximum, shape, group, {"exp_avg": 0, "exp_avg_sq": 0, "max_exp_avg_sq": 0})
+        decoupled = group["decoupled_weight_decay"]
+        attrs = {"eps": group["eps"], "weight_decay": group["weight_decay"], "decoupled": decoupled}
         return RuleCall(ADAMW, betas_of(group) | attrs)
 
 
@@ -89,8 +111,6 @@ class AdamW(Adam):
     It takes the arguments of `Adam`. Usually only matrices decay, see `decay_groups`.
     """
 
-    decoupled = True
-    neutral: ClassVar[Mapping[str, Any]] = {"decoupled_weight_decay": True}
     in_runs: ClassVar[dict[str, Any]] = {**Adam.in_runs, "weight_decay": 0.1}
 
     def __init__(
@@ -100,8 +120,14 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        amsgrad: bool = False,
         *,
         maximize: bool = False,
         **how: Unpack[How],
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, **how)
+        given = how.pop("decoupled_weight_decay", True)  # type: ignore[typeddict-item]
+        if given is False:
+            raise KeywordError("AdamW does not offer decoupled_weight_decay=False", next="use Adam for an L2 penalty")
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, decoupled_weight_decay=True, **how
+        )

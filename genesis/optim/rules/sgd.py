@@ -62,6 +62,7 @@ class SGD(Optimizer):
         how: see `Optimizer`.
     """
 
+    shows_step = False
     at_least_0 = ("lr", "momentum", "weight_decay")
     in_runs: ClassVar[dict[str, Any]] = {"lr": 0.1, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
 
