@@ -67,7 +67,7 @@ class Generator:
 
     Attributes:
         fixed_draws: number of draws so far that a CUDA graph of their kernels would repeat unchanged; draws by
-            `reserve_relative` inside `positioned_by` do not count.
+            `reserve_relative` inside `positioned_by`, on the device of its position, do not count.
     """
 
     def __init__(self, device: Any = None, *, seed: int = 0) -> None:
@@ -76,7 +76,7 @@ class Generator:
             device, seed = None, device
         self.device = _hooks["device"](device)
         self._offset = self.fixed_draws = 0
-        self._base: tuple[int, Any] | None = None  # (offset, position tensor) of the block of `positioned_by`
+        self._base: tuple[int, int, Any] | None = None  # (seed, offset, position) of the block of `positioned_by`
         self._apart: dict[int, int] = {}  # thread id -> its position, inside `apart`
         self.manual_seed(seed)
 
@@ -118,25 +118,30 @@ class Generator:
         self.fixed_draws += 1
         return self._seed, start
 
-    def reserve_relative(self, values: int) -> tuple[int, int, Any]:
-        """Reserve as `reserve` does; the third value is the device scalar to add to the offset.
+    def reserve_relative(self, values: int, device: Any) -> tuple[int, int, Any]:
+        """Reserve as `reserve` does; the third value is the position whose words the kernel adds to seed and offset.
 
-        It is None outside `positioned_by`.
+        It is None outside `positioned_by`, and for draws on another device than its position's.
         """
         seed, start = self.reserve(values)
-        if self._base is None:
+        if self._base is None or self._base[2].device != device:
             return seed, start, None
         self.fixed_draws -= 1
-        return seed, start - self._base[0], self._base[1]
+        base_seed, base_start, position = self._base
+        return (seed - base_seed) % (1 << 64), start - base_start, position
+
+    def words(self) -> tuple[int, int]:
+        """Return offset and seed as the signed words of a position; see `positioned_by`."""
+        return self.offset, self._seed - ((self._seed >> 63) << 64)
 
     @contextmanager
     def positioned_by(self, position: Any) -> Iterator[None]:
-        """Make `reserve_relative` count from the start of the block; `position`, a 0-d int64 tensor, holds its offset.
+        """Make `reserve_relative` count from the start of the block, where `position`, int64 `[2]`, holds `words()`.
 
-        The kernels of such a block can be replayed as a CUDA graph: before a replay the host writes the new offset
+        The kernels of such a block can be replayed as a CUDA graph: before a replay the host writes the new words
         into `position`.
         """
-        outer, self._base = self._base, (self.offset, position)
+        outer, self._base = self._base, (self._seed, self.offset, position)
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from genesis import random
 from genesis.autograd import Function, enable_grad, grad, no_grad
 from genesis.autograd.autocast import resumed, settings
+from genesis.backend import Device
 from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.graph import WARM_UPS, RawGraph, launches_block
 from genesis.cuda.streams import Stream, current_stream
@@ -68,19 +69,54 @@ def graph_pool_handle() -> PoolHandle:
     return PoolHandle(0, next(_handles))
 
 
+@dataclass
+class _Drawn:
+    """The draws of a graph from one generator.
+
+    Attributes:
+        draws: counters that a replay uses.
+        position: device words that say where they begin; see `Generator.positioned_by`.
+    """
+
+    generator: random.Generator
+    draws: int = 0
+    position: Tensor | None = None
+    _seed: int | None = None  # the seed's word in `position`
+
+    def begin(self, device: Device) -> None:
+        """Note the start of a capture."""
+        if self.position is None:
+            self.position = zeros((2,), dtype=int64, device=device)
+        self._start, self._fixed = self.generator.offset, self.generator.fixed_draws
+
+    def end(self) -> bool:
+        """Return the generator to the start of the capture; return whether a replay would repeat one of its draws."""
+        self.draws, self.generator.offset = self.generator.offset - self._start, self._start
+        return self.generator.fixed_draws != self._fixed
+
+    def send(self) -> None:
+        """Write where the next replay's draws begin."""
+        if self.draws and self.position is not None:
+            offset, seed = self.generator.words()
+            with no_grad():
+                self.position[0].fill_(offset)
+                if seed != self._seed:
+                    self.position[1].fill_(seed)
+            self._seed = seed
+
+
 class CUDAGraph(RawGraph):
     """Work that is captured once inside `genesis.cuda.graph`, and run again by `replay`.
 
     Replays read and write the addresses of the capture: copy new values into the captured inputs. Run the work a few
-    times before the capture, so that its kernels are compiled and its persistent memory is allocated. Dropout draws
-    new numbers in every replay, from the position of the default generator and the seed of the capture.
+    times before the capture, so that its kernels are compiled and its persistent memory is allocated. Random draws
+    have new values in every replay: the values that the same draws without a graph would have then.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
         super().__init__(find_backend(None), next(_handles))
         self._number = self.handle
-        self._position: Tensor | None = None  # where the random numbers of the next replay begin
-        self._draws = 0
+        self._drawn = [_Drawn(random.default_generator)]
         self._before_replay: list[Callable[[], None]] = []
         self._open = ExitStack()
 
@@ -107,15 +143,14 @@ class CUDAGraph(RawGraph):
             raise UsageError("the default stream cannot be captured", next="use `with genesis.cuda.graph(g):`")
         _ = self.backend.counters  # persistent memory is created outside the arena
         self.handle = pool[1] if pool is not None else self._number
-        generator = random.default_generator
-        if self._position is None:
-            self._position = zeros((), dtype=int64, device=self.backend.device)
-        self._start, self._fixed = generator.offset, generator.fixed_draws
+        for each in self._drawn:
+            each.begin(self.backend.device)
         self._open.enter_context(self._arena())
         self._open.callback(setattr, self.backend.pool, "before_replay", None)
         self._before_replay = self.backend.pool.before_replay = []
         self._open.enter_context(resumed(settings()))
-        self._open.enter_context(generator.positioned_by(self._position))
+        for each in self._drawn:
+            self._open.enter_context(each.generator.positioned_by(each.position))
         try:
             self._begin()
         except BaseException:
@@ -126,22 +161,23 @@ class CUDAGraph(RawGraph):
         """End the capture.
 
         Raises:
-            DeviceError: the captured work drew random numbers other than dropout's, which replays would repeat.
+            DeviceError: the captured work drew random numbers on the CPU, which replays would repeat.
         """
-        generator = random.default_generator
-        self._draws, generator.offset = generator.offset - self._start, self._start
+        fixed = [each.end() for each in self._drawn]
         with self._open:
-            if generator.fixed_draws != self._fixed:
+            if any(fixed):
                 self._abandon()
                 raise DeviceError(
-                    "the captured work draws random numbers that every replay would repeat",
-                    next="draw them before the replay with uniform_ or normal_, or use dropout",
+                    "the captured work draws random numbers on the CPU, which every replay would repeat",
+                    next="draw them on the graph's device, or before the capture",
                 )
             self._end()
 
     def abandon(self) -> None:
         """End a capture whose work failed; the graph stays empty."""
-        random.default_generator.offset = self._start
+        for each in self._drawn:
+            each.end()
+            each.draws = 0
         with self._open:
             self._abandon()
 
@@ -153,16 +189,22 @@ class CUDAGraph(RawGraph):
         if self.is_captured:
             for prepare in self._before_replay:
                 prepare()
-        if self._draws and self._position is not None:
-            with no_grad():
-                self._position.fill_(random.default_generator.offset)
+            for each in self._drawn:
+                each.send()
         super().replay()
-        random.default_generator.offset += self._draws
+        for each in self._drawn:
+            each.generator.offset += each.draws
 
     def reset(self) -> None:
         """Destroy the captured work; the graph may be captured again."""
         self.close()
-        self._draws = 0
+        for each in self._drawn:
+            each.draws = 0
+
+    def register_generator_state(self, generator: random.Generator) -> None:
+        """Let the captured work draw from `generator`; the default generator is registered already."""
+        if all(each.generator is not generator for each in self._drawn):
+            self._drawn.append(_Drawn(generator))
 
     def pool(self) -> PoolHandle:
         """Return the handle of the memory pool, for the captures of other graphs."""

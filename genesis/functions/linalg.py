@@ -147,7 +147,7 @@ def with_pairs(low_rank: LowRankPairs, weights: Sequence[Tensor], size: int) -> 
     inputs = (*a, *b) if low_rank.factors is None else (*a, *b, low_rank.factors)
     noise = None
     if low_rank.dropout:
-        seed, offset, position = default_generator.reserve_relative(size)
+        seed, offset, position = default_generator.reserve_relative(size, inputs[0].device)
         noise, inputs = (low_rank.dropout, seed, offset), inputs if position is None else (*inputs, position)
     return inputs, LowRank(tuple(columns), len(inputs), noise)
 

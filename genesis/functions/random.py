@@ -9,7 +9,7 @@ from typing import Any
 
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
-from genesis.backend import as_device
+from genesis.backend import Device, as_device
 from genesis.dtypes import BOOL, DType, as_dtype, default_dtype, finfo, float64, iinfo, int64
 from genesis.errors import UsageError
 from genesis.functions import pointwise as pw
@@ -34,35 +34,43 @@ from genesis.ops import random as ops
 from genesis.random import Generator, default_generator
 from genesis.shapes import Shape, broadcast_shapes, numel
 
-
-def _reserve(generator: Generator | None, words: int) -> dict[str, Any]:
-    """Return seed and offset of the next `words` 32-bit words, as attributes of an op."""
-    seed, offset = (default_generator if generator is None else generator).reserve(words)
-    return {"seed": seed, "offset": offset}
+Draw = tuple[tuple[Any, ...], dict[str, Any]]  # the last inputs and the attributes of an op
 
 
-def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, **attrs: Any) -> dict[str, Any]:
-    """Return the attributes of an op that draws a tensor; invalid ones raise before the generator advances."""
+def _reserve(generator: Generator | None, words: int, device: Device) -> Draw:
+    """Return the position (see `Generator.positioned_by`) if there is one, and seed and offset of the next `words`
+    32-bit words.
+    """
+    chosen = default_generator if generator is None else generator
+    seed, offset, position = chosen.reserve_relative(words, device)
+    return () if position is None else (position,), {"seed": seed, "offset": offset}
+
+
+def _draw(op: Op, generator: Generator | None, shape: Shape, dtype: DType, device: Device, **attrs: Any) -> Draw:
+    """Return the operands of an op that draws a tensor; invalid ones raise before the generator advances."""
     attrs |= {"shape": shape, "dtype": dtype}
     op.infer(seed=0, offset=0, **attrs)
     words = 2 * numel(shape) if op is ops.randint else ops.words_for(dtype, shape)
-    return attrs | _reserve(generator, words)
+    position, start = _reserve(generator, words, device)
+    return position, attrs | start
 
 
 def _create(
     op: Op, shape: Shape, generator: Generator | None, dtype: Any, device: Any, requires_grad: bool, **attrs: Any
 ) -> Any:
     kind = default_dtype() if dtype is None else as_dtype(dtype)
-    drawn = apply(op, **_draw(op, generator, shape, kind, **attrs), device=as_device(device))
+    place = as_device(device)
+    position, attrs = _draw(op, generator, shape, kind, place, **attrs)
+    drawn = apply(op, *position, **attrs, device=place)
     return drawn.requires_grad_() if requires_grad else drawn
 
 
 def _overwrite(op: Op, x: Any, generator: Generator | None, **attrs: Any) -> Any:
     array = array_of(x, op.name + "_")
-    drawn = _draw(op, generator, array.shape, array.dtype, **attrs)
+    position, attrs = _draw(op, generator, array.shape, array.dtype, array.device, **attrs)
     if is_grad_enabled() and x.requires_grad:  # copy_ records that x's old value has no gradient
-        return copy_(x, apply(op, **drawn, device=array.device))
-    return apply_(op, x, **drawn)
+        return copy_(x, apply(op, *position, **attrs, device=array.device))
+    return apply_(op, x, *position, **attrs)
 
 
 def _drawn(name: str, what: str, op: Op, **attrs: Any) -> tuple[Any, Any]:
@@ -156,7 +164,9 @@ def randperm(
     """Return 0 … n-1 in random order, as int64 unless `dtype` is given."""
     attrs: dict[str, Any] = {"n": n, "dtype": int64 if dtype is None else as_dtype(dtype)}
     ops.randperm.infer(seed=0, offset=0, **attrs)
-    drawn = apply(ops.randperm, **_reserve(generator, 2 * n), **attrs, device=as_device(device))
+    place = as_device(device)
+    position, start = _reserve(generator, 2 * n, place)
+    drawn = apply(ops.randperm, *position, **start, **attrs, device=place)
     return drawn.requires_grad_() if requires_grad else drawn
 
 
@@ -232,7 +242,8 @@ def bernoulli(x: Tensor, p: float | None = None, *, generator: Generator | None 
     if p is not None:
         x = full_like(x, p)
     ops.bernoulli.infer(array, seed=0, offset=0)
-    return apply(ops.bernoulli, x, **_reserve(generator, array.size))
+    position, start = _reserve(generator, array.size, array.device)
+    return apply(ops.bernoulli, x, *position, **start)
 
 
 @public(out=True)
@@ -249,7 +260,8 @@ def multinomial(
     ops.multinomial.infer(array, seed=0, offset=0, **attrs)
     by_position = replacement or num_samples == 1
     words = 2 * num_samples * numel(array.shape[:-1]) if by_position else array.size
-    return apply(ops.multinomial, x, **attrs, **_reserve(generator, words))
+    position, start = _reserve(generator, words, array.device)
+    return apply(ops.multinomial, x, *position, **attrs, **start)
 
 
 @public(method=False, nn=True, keywords={"train": "training"})
@@ -264,7 +276,6 @@ def dropout(
     if not training or p == 0:
         return x
     ops.dropout.infer(array, p=p, seed=0, offset=0)
-    seed, offset, position = (default_generator if generator is None else generator).reserve_relative(array.size)
-    inputs = (x,) if position is None else (x, position)
-    y = apply(ops.dropout, *inputs, p=p, seed=seed, offset=offset)
+    position, start = _reserve(generator, array.size, array.device)
+    y = apply(ops.dropout, x, *position, p=p, **start)
     return copy_(x, y) if inplace else y

@@ -8,7 +8,7 @@ array `[..., Σ r]`, which is saved for backward. c, DoRA's factors, scales colu
     dx = g'·W + dropout(v·A)     dA = vᵀ·dropout(x)     dB = g'ᵀ·u     dc = Σ rows g∘z     dW = g'ᵀ·x     db = Σ rows g
 
 An op that takes pairs has an attribute `LowRank` and, after its own inputs: A of each pair, B of each pair, c `[out]`
-if there are factors, and the 0-d position of dropout's noise if it has one. Pairs that are adjacent in memory may be
+if there are factors, and the position of dropout's noise if it has one. Pairs that are adjacent in memory may be
 passed as one A `[Σ r, in]` and one B `[Σ columns, r]`. After its own outputs, the op has u and, with c, z. Their
 gradients are in linear.py.
 
@@ -103,8 +103,9 @@ def split_pairs(inputs: Sequence[Any], low_rank: LowRank | None) -> tuple[list[A
     own, rest = list(inputs[: -low_rank.inputs]), inputs[-low_rank.inputs :]
     matrices = [x for x in rest if x.ndim == 2]
     half = len(matrices) // 2
-    factors, position = (next((x for x in rest if x.ndim == n), None) for n in (1, 0))
-    return own, Operands(matrices[:half], matrices[half:], factors, position)
+    vectors = [x for x in rest if x.ndim != 2]
+    position = vectors.pop() if low_rank.dropout and vectors and vectors[-1].dtype.name == "int64" else None
+    return own, Operands(matrices[:half], matrices[half:], vectors[0] if vectors else None, position)
 
 
 def join_pairs(inputs: Sequence[Any], low_rank: LowRank) -> tuple[tuple[Any, ...], LowRank]:

@@ -307,7 +307,7 @@ def norm_mlp(
         _inner(out[4] if keep else None, (*x.shape[:-1], out[2].shape[-1] // 2), x) as h,
     ):
         rms_norm.reference((n, out[1]), x, scale, eps)
-        wide = (p if p.ndim == 0 else as_type(p, n.dtype) for p in own)
+        wide = (p if p.dtype == np.int64 else as_type(p, n.dtype) for p in own)
         packed_linear.reference((gate_up, *u) if u else gate_up, n, *wide, fp8=fp8, low_rank=low_rank)
         swiglu_packed.reference(h, gate_up)
         pairs = parameters[len(own) :]

@@ -5,8 +5,9 @@
 * 32-bit draws: element i takes word i % 4 of counter offset + i // 4.
 * 64-bit draws: element i takes words 2j and 2j + 1 (the low half first), j = i % 2, of counter offset + i // 2.
 
-Each op's docstring says how it uses its words. Draws are made in chunks, so that temporaries stay small; chunks and
-threads do not affect values.
+The optional operand `position`, int64 `[2]`, is added to offset and seed modulo 2^64: a CUDA graph reads it at each
+replay. Each op's docstring says how it uses its words. Draws are made in chunks, so that temporaries stay small; chunks
+and threads do not affect values.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _CHUNK = 1 << 13  # counters per chunk; their 64-bit temporaries fit into the ca
 UNIFORM_BITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}  # bits that each type holds exactly below 1
 
 Values = Callable[[np.ndarray, slice], Any]
+Position = Array | np.ndarray | None  # int64 `[2]`, added to offset and seed; see `Generator.positioned_by`
 
 
 # --- From counters to elements ----------------------------------------------------------------------------------------
@@ -42,8 +44,20 @@ def _pairs(words: np.ndarray) -> np.ndarray:
     return pairs
 
 
-def _generate(out: np.ndarray, seed: int, offset: int, each: int, values: Values) -> None:
-    """Fill `out` in chunks; `values(words [n, 4], elements)` returns a chunk of values, `each` per counter."""
+def check_position(name: str, position: Any) -> None:
+    """Raise ShapeError for a position that is not int64 `[2]`."""
+    if position is not None and (position.shape != (2,) or position.dtype is not int64):
+        raise ShapeError(f"{name}: a position {position.dtype.name} {position.shape} is not int64 (2,)")
+
+
+def _generate(out: np.ndarray, at: tuple[Any, int, int], each: int, values: Values) -> None:
+    """Fill `out` in chunks; `values(words [n, 4], elements)` returns a chunk of values, `each` per counter.
+
+    `at` is (position, seed, offset).
+    """
+    position, seed, offset = at
+    if position is not None:
+        offset, seed = ((n + int(p)) % (1 << 64) for n, p in zip((offset, seed), position, strict=True))
     flat = out.reshape(-1) if out.flags.c_contiguous else np.empty(out.size, out.dtype)
     counters = -(-out.size // each)
 
@@ -67,7 +81,8 @@ def words_for(dtype: DType, shape: Shape) -> int:
 def _creates(name: str, lowest: int) -> Callable[..., Spec]:
     """Return the rule of an op that creates a tensor whose dtype has category `lowest` or higher."""
 
-    def infer(*, shape: Shape, dtype: DType, **attrs: Any) -> Spec:
+    def infer(position: Position = None, *, shape: Shape, dtype: DType, **attrs: Any) -> Spec:
+        check_position(name, position)
         if dtype.category < lowest:
             raise DTypeError(f"{name} cannot create {dtype.name} tensors", next="choose another dtype=")
         return Spec(tuple(shape), dtype)
@@ -78,14 +93,17 @@ def _creates(name: str, lowest: int) -> Callable[..., Spec]:
 # --- Creation ---------------------------------------------------------------------------------------------------------
 
 
-def _uniform_infer(*, low: float, high: float, **attrs: Any) -> Spec:
+def _uniform_infer(position: Position = None, *, low: float, high: float, **attrs: Any) -> Spec:
     if not (low <= high and math.isfinite(high - low)):
         raise UsageError(f"uniform: no values between {low} and {high}", next="pass finite bounds with low <= high")
-    return _creates("uniform", FLOAT)(**attrs)
+    return _creates("uniform", FLOAT)(position, **attrs)
 
 
 @op("uniform", _uniform_infer)
-def uniform(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
+def uniform(
+    out: np.ndarray, position: Position = None, *, seed: int, offset: int, shape: Shape, dtype: DType, low: float,
+    high: float,
+) -> None:  # fmt: skip
     """y = low + u·(high - low), in [low, high), or low if both are equal.
 
     u is the upper b bits of the draw times 2^-b: b = 53 of a 64-bit draw for float64; of a 32-bit draw, b = 24 for
@@ -108,17 +126,20 @@ def uniform(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType,
         np.copyto(y, below, where=y >= end)  # rounding may have reached the open end
         return y
 
-    _generate(out, seed, offset, 2 if dtype is float64 else 4, values)
+    _generate(out, (position, seed, offset), 2 if dtype is float64 else 4, values)
 
 
-def _normal_infer(*, std: float, **attrs: Any) -> Spec:
+def _normal_infer(position: Position = None, *, std: float, **attrs: Any) -> Spec:
     if std < 0:
         raise UsageError(f"normal: a standard deviation of {std} is negative")
-    return _creates("normal", FLOAT)(**attrs)
+    return _creates("normal", FLOAT)(position, **attrs)
 
 
 @op("normal", _normal_infer)
-def normal(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, mean: float, std: float) -> None:
+def normal(
+    out: np.ndarray, position: Position = None, *, seed: int, offset: int, shape: Shape, dtype: DType, mean: float,
+    std: float,
+) -> None:  # fmt: skip
     """y = mean + std·z with standard normal z by Box and Muller, computed in float64.
 
     Elements are drawn in pairs from draws a (of the even element) and b (of the odd one) in (0, 1): the even element is
@@ -141,10 +162,10 @@ def normal(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, 
         u += mean
         return u
 
-    _generate(out, seed, offset, 2 if dtype is float64 else 4, values)
+    _generate(out, (position, seed, offset), 2 if dtype is float64 else 4, values)
 
 
-def _randint_infer(*, low: int, high: int, dtype: DType, **attrs: Any) -> Spec:
+def _randint_infer(position: Position = None, *, low: int, high: int, dtype: DType, **attrs: Any) -> Spec:
     if low >= high:
         raise UsageError(f"randint: no integers from {low} to below {high}", next="pass low < high")
     if dtype.category == INTEGER:
@@ -153,11 +174,14 @@ def _randint_infer(*, low: int, high: int, dtype: DType, **attrs: Any) -> Spec:
             raise DTypeError(f"randint: {low} to {high - 1} does not fit into {dtype.name}")
     elif high - low > 1 << 63:
         raise UsageError(f"randint: {low} to {high} is too wide for {dtype.name}")
-    return _creates("randint", INTEGER)(dtype=dtype, **attrs)
+    return _creates("randint", INTEGER)(position, dtype=dtype, **attrs)
 
 
 @op("randint", _randint_infer)
-def randint(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType, low: int, high: int) -> None:
+def randint(
+    out: np.ndarray, position: Position = None, *, seed: int, offset: int, shape: Shape, dtype: DType, low: int,
+    high: int,
+) -> None:  # fmt: skip
     """y = low + d mod (high - low) with a 64-bit draw d. The bias is below (high - low)·2^-64."""
 
     def values(words: np.ndarray, at: slice) -> np.ndarray:
@@ -167,34 +191,35 @@ def randint(out: np.ndarray, seed: int, offset: int, shape: Shape, dtype: DType,
         draws += np.uint64(low % (1 << 64))  # wraps around to negative numbers
         return draws.view(np.int64)
 
-    _generate(out, seed, offset, 2, values)
+    _generate(out, (position, seed, offset), 2, values)
 
 
-def _randperm_infer(*, n: int, **attrs: Any) -> Spec:
+def _randperm_infer(position: Position = None, *, n: int, **attrs: Any) -> Spec:
     if n < 0:
         raise UsageError(f"randperm cannot have {n} elements", next="pass n >= 0")
-    return _creates("randperm", INTEGER)(shape=(n,), **attrs)
+    return _creates("randperm", INTEGER)(position, shape=(n,), **attrs)
 
 
 @op("randperm", _randperm_infer)
-def randperm(out: np.ndarray, seed: int, offset: int, n: int, dtype: DType) -> None:
+def randperm(out: np.ndarray, position: Position = None, *, seed: int, offset: int, n: int, dtype: DType) -> None:
     """0 … n-1, sorted by a 64-bit draw for each; equal draws keep their order."""
     keys = np.empty(n, np.uint64)
-    _generate(keys, seed, offset, 2, lambda words, at: _pairs(words))
+    _generate(keys, (position, seed, offset), 2, lambda words, at: _pairs(words))
     out[...] = np.argsort(keys, kind="stable")
 
 
 # --- Bernoulli and dropout --------------------------------------------------------------------------------------------
 
 
-def _bernoulli_infer(p: Array, seed: int, offset: int) -> Spec:
+def _bernoulli_infer(p: Array, position: Position = None, *, seed: int, offset: int) -> Spec:
+    check_position("bernoulli", position)
     if p.dtype.category != FLOAT:
         raise DTypeError(f"bernoulli takes float probabilities, got {p.dtype.name}", next="cast with .float()")
     return Spec(p.shape, p.dtype)
 
 
 @op("bernoulli", _bernoulli_infer)
-def bernoulli(out: np.ndarray, p: np.ndarray, seed: int, offset: int) -> None:
+def bernoulli(out: np.ndarray, p: np.ndarray, position: Position = None, *, seed: int, offset: int) -> None:
     """y = 1 where a 32-bit draw is below p·2^32, else 0.
 
     Raises:
@@ -210,32 +235,24 @@ def bernoulli(out: np.ndarray, p: np.ndarray, seed: int, offset: int) -> None:
         hit: np.ndarray = words.reshape(-1)[: len(chance)] < chance * 2.0**32
         return hit
 
-    _generate(out, seed, offset, 4, values)
+    _generate(out, (position, seed, offset), 4, values)
 
 
-def _dropout_infer(x: Array, position: Array | None = None, *, p: float, seed: int, offset: int) -> Spec:
+def _dropout_infer(x: Array, position: Position = None, *, p: float, seed: int, offset: int) -> Spec:
     if not 0 <= p <= 1:
         raise UsageError(f"dropout: {p} is not a probability", next="pass p in [0, 1]")
     if x.dtype.category != FLOAT:
         raise DTypeError(f"dropout takes float tensors, got {x.dtype.name}", next="cast with .float()")
-    if position is not None and (position.shape != () or position.dtype is not int64):
-        raise ShapeError(f"dropout: a position {position.dtype.name} {position.shape} is not a 0-d int64")
+    check_position("dropout", position)
     return Spec(x.shape, x.dtype)
 
 
 @op("dropout", _dropout_infer, vjp=through("dropout"), saves=(1,), elementwise=True)
-def dropout(
-    out: np.ndarray, x: np.ndarray, position: np.ndarray | None = None, *, p: float, seed: int, offset: int
-) -> None:
+def dropout(out: np.ndarray, x: np.ndarray, position: Position = None, *, p: float, seed: int, offset: int) -> None:
     """y = x / (1 - p) where a 32-bit draw is at least p·2^32 (rounded down), else x·0. dx = g with the same mask.
 
     The mask is not saved; backward draws it again.
-
-    Args:
-        position: 0-d int64, added to `offset`: the start of a step's noise, which a CUDA graph reads at each replay.
     """
-    if position is not None:
-        offset += int(position)
     flat = x.reshape(-1)
     work = np.dtype(np.float32 if is_narrow(x.dtype) else x.dtype)
     limit = np.uint32(min(int(p * 2.0**32), 0xFFFFFFFF))
@@ -247,13 +264,16 @@ def dropout(
         factor *= part
         return factor
 
-    _generate(out, seed, offset, 4, values)
+    _generate(out, (position, seed, offset), 4, values)
 
 
 # --- Sampling categories ----------------------------------------------------------------------------------------------
 
 
-def _multinomial_infer(p: Array, num_samples: int, replacement: bool, seed: int, offset: int) -> Spec:
+def _multinomial_infer(
+    p: Array, position: Position = None, *, num_samples: int, replacement: bool, seed: int, offset: int
+) -> Spec:
+    check_position("multinomial", position)
     if p.dtype.category != FLOAT:
         raise DTypeError(f"multinomial takes float weights, got {p.dtype.name}", next="cast with .float()")
     if p.ndim not in (1, 2) or p.shape[-1] == 0:
@@ -291,7 +311,10 @@ def _by_gumbel_trick(weights: np.ndarray, draws: np.ndarray, count: int) -> np.n
 
 
 @op("multinomial", _multinomial_infer)
-def multinomial(out: np.ndarray, p: np.ndarray, num_samples: int, replacement: bool, seed: int, offset: int) -> None:
+def multinomial(
+    out: np.ndarray, p: np.ndarray, position: Position = None, *, num_samples: int, replacement: bool, seed: int,
+    offset: int,
+) -> None:  # fmt: skip
     """Draw `num_samples` categories for each row of weights `[…, n]`, which need not add up to 1.
 
     With replacement, or for one sample: sample i is the category into which its 64-bit draw (the upper 53 bits times
@@ -306,12 +329,12 @@ def multinomial(out: np.ndarray, p: np.ndarray, num_samples: int, replacement: b
     result = np.empty((len(rows), num_samples), np.int64)
     if replacement or num_samples == 1:
         draws = np.empty(result.shape)
-        _generate(draws, seed, offset, 2, lambda words, at: (_pairs(words) >> np.uint64(11)) * 2.0**-53)
+        _generate(draws, (position, seed, offset), 2, lambda words, at: (_pairs(words) >> np.uint64(11)) * 2.0**-53)
         for i, row in enumerate(rows):
             result[i] = _by_position(_checked_weights(row, 1), draws[i])
     else:
         times = np.empty((len(rows), n))
-        _generate(times, seed, offset, 4, lambda words, at: (words + 0.5) * 2.0**-32)
+        _generate(times, (position, seed, offset), 4, lambda words, at: (words + 0.5) * 2.0**-32)
         for i, row in enumerate(rows):
             result[i] = _by_gumbel_trick(_checked_weights(row, num_samples), times[i], num_samples)
     out[...] = result.reshape(out.shape)

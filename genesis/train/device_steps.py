@@ -168,7 +168,7 @@ class DeviceSteps:
             self._run_update()
 
     def _put(self, batch: Batch, targets: int, values: Sequence[float]) -> None:
-        self.feed.put(self.state.objective.fields(batch), targets, values, random.default_generator.offset)
+        self.feed.put(self.state.objective.fields(batch), targets, values, random.default_generator.words())
 
     # --- What is captured ---------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Feed:
         fields: the latest batch on the device, in the order of the stream that called `put`.
         num_targets: divisor of its summed loss, 0-d int64.
         scalars: the device scalars, float64.
-        position: start of the batch's random draws, 0-d int64; see `Generator.positioned_by`.
+        position: start of the batch's random draws, int64 `[2]`; see `Generator.positioned_by`.
     """
 
     def __init__(self, device: Device, fields: Sequence[np.ndarray], scalars: int) -> None:
@@ -291,7 +291,7 @@ class Feed:
         self.device = device
         self._copies = cuda.Stream(device)
         size = sum(values.size for values in fields)
-        total = size + 2 + scalars
+        total = size + 3 + scalars
         self._slots = [_Slot(device, total) for _ in range(2)]
         self._words = empty(total, dtype=int64, device=device)
         begins = itertools.accumulate((values.size for values in fields), initial=0)
@@ -301,14 +301,20 @@ class Feed:
         )
         self.num_targets = self._words[size]
         self.scalars = self._part(size + 1, (scalars,), float64)
-        self.position = self._words[total - 1]
+        self.position = self._words[total - 2 :]
 
     def _part(self, at: int, shape: Shape, dtype: DType) -> Array:
         """Return the words from `at` on as an array of this dtype, which has 8 bytes per element."""
         words = self._words.array
         return Array(words.storage, shape, contiguous_strides(shape), dtype, self.device, words.offset + at)
 
-    def put(self, fields: Sequence[np.ndarray], num_targets: int, scalars: Sequence[float], position: int = 0) -> None:
+    def put(
+        self,
+        fields: Sequence[np.ndarray],
+        num_targets: int,
+        scalars: Sequence[float],
+        position: tuple[int, int] = (0, 0),
+    ) -> None:
         """Copy a batch, its scalars and its position; work launched after this call finds it in `fields`."""
         compute, slot = cuda.current_stream(self.device), self._slots[0]
         self._slots.reverse()
@@ -319,8 +325,8 @@ class Feed:
             np.copyto(words[at : at + values.size].view(values.dtype).reshape(values.shape), values)
             at += values.size
         words[at] = num_targets
-        words[at + 1 : -1].view(np.float64)[:] = scalars
-        words[-1] = position
+        words[at + 1 : -2].view(np.float64)[:] = scalars
+        words[-2:] = position
         # Copy them on the side stream, then to their fixed address in the order of the current stream.
         self._copies.wait_event(slot.read)
         with cuda.stream(self._copies):

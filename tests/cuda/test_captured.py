@@ -131,7 +131,7 @@ def test_warm_up_and_recording_refuse_what_capture_refuses() -> None:
 
 def test_dropout_draws_other_noise_at_each_replay_as_it_does_launched_one_by_one() -> None:
     x, seen = genesis.ones(64, device="cuda"), []
-    position, mask = genesis.zeros((), dtype="int64", device="cuda"), genesis.empty(64, device="cuda")
+    position, mask = genesis.zeros(2, dtype="int64", device="cuda"), genesis.empty(64, device="cuda")
     generator = random.default_generator
 
     def drops() -> None:
@@ -142,7 +142,7 @@ def test_dropout_draws_other_noise_at_each_replay_as_it_does_launched_one_by_one
     random.manual_seed(2**40 + 3)
     generator.offset = 2**32 - 20  # crosses into the upper half of the counter
     for calls in range(5):
-        position.fill_(generator.offset)
+        position.copy_(genesis.tensor(generator.words()))
         part()
         seen.append(mask.cpu().tolist())
         assert generator.offset == 2**32 - 20 + 32 * (calls + 1)

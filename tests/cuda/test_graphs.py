@@ -428,24 +428,40 @@ def test_results_of_graphs_with_their_own_pools_last_and_pools_can_be_shared() -
     assert all(arena.graph_count == 0 for arena in pool().graph_arenas.values() if arena.blocks) or pool().graph_count
 
 
-def test_dropout_in_a_graph_draws_anew_and_other_draws_are_refused() -> None:
-    x, g = genesis.ones(512, device="cuda"), cuda.CUDAGraph()
-    genesis.manual_seed(3)
-    _ = genesis.nn.functional.dropout(x, 0.5)
+def test_random_draws_in_a_graph_are_those_of_the_generators_then() -> None:
+    x, other = genesis.full((130,), 0.5, device="cuda"), genesis.Generator(seed=5)
+
+    def draws() -> list[Tensor]:
+        return [
+            genesis.nn.functional.dropout(x, 0.5),
+            genesis.rand(70, device="cuda"),
+            genesis.empty(9, dtype="float64", device="cuda").normal_(1, 2, generator=other),
+            genesis.randint(0, 1000, (33,), device="cuda"),
+            genesis.randperm(40, device="cuda"),
+            genesis.bernoulli(x),
+            genesis.empty(20, device="cuda").exponential_(),
+            genesis.multinomial(x, 3),
+            genesis.multinomial(x, 5, replacement=True),
+        ]
+
+    def run(seed: int, once: Any) -> list[list[float]]:
+        genesis.cuda.manual_seed(seed)
+        other.manual_seed(2**64 - seed)
+        other.offset = 2**32 - 3  # crosses into the upper half of the counter
+        return [values(each) for _ in range(2) for each in once()]
+
+    draws()
+    g = cuda.CUDAGraph()
+    g.register_generator_state(other)
     with cuda.graph(g):
-        y = genesis.nn.functional.dropout(x, 0.5)
-    genesis.manual_seed(3)
-    masks = []
-    for _ in range(2):
-        g.replay()
-        masks.append(values(y))
-    genesis.manual_seed(3)
-    expected = [values(genesis.nn.functional.dropout(x, 0.5)) for _ in range(2)]
-    assert masks == expected
-    assert masks[0] != masks[1]
-    with pytest.raises(DeviceError, match="random numbers"), cuda.graph(cuda.CUDAGraph()):
-        genesis.rand(4, device="cuda")
-    assert values(x + 1) == [2] * 512  # the device works on
+        results = draws()
+    for seed in (3, 2**63 + 4):
+        drawn = run(seed, lambda: g.replay() or results)
+        assert drawn == run(seed, draws)
+        assert all(drawn[i] != drawn[i + 9] for i in range(9))
+    with pytest.raises(DeviceError, match="on the CPU"), cuda.graph(cuda.CUDAGraph()):
+        genesis.rand(4)
+    assert values(x + 1) == [1.5] * 130  # the device works on
 
 
 def test_a_failure_in_a_block_leaves_the_graph_empty() -> None:

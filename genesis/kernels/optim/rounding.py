@@ -65,8 +65,8 @@ def at_random(x, noise):
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def rounding_kernel(p_o, p_x, n, s0, s1, f0, f1, sizes, sx, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+def rounding_kernel(p_o, p_x, n, p_m, sm, s0, s1, f0, f1, sizes, sx, COUNT: tl.constexpr):
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     i = start * 8 + tl.arange(0, 8 * COUNT)  # [8·COUNT]
     x = tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0)  # [8·COUNT]
     tl.store(p_o + i, at_random(x, spread(w0, w1, w2, w3)), mask=i < n)

@@ -16,6 +16,7 @@ Tiles: COUNT counters, which give 2·COUNT values of 64 bits or 4·COUNT values 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import triton
@@ -81,11 +82,29 @@ def philox(seed_low, seed_high, counter):
 
 
 @triton.jit
-def words_of(seed_low, seed_high, first_low, first_high, COUNT: tl.constexpr):
+def moved(p_position, sm, low, high):
+    """Return the uint64 of two words, plus the word in memory at `sm` if there is a position."""
+    n = int32_to_uint64(low, high)
+    if p_position is not None:
+        n += tl.load(p_position + sm).to(tl.uint64, bitcast=True)
+    return n
+
+
+@triton.jit
+def words_at(p_position, sm, seed_low, seed_high, first_low, first_high, counter):
+    """Return the four words of each counter of a call, which begins at its own counter and the position's."""
+    first = moved(p_position, 0, first_low, first_high)
+    seed = moved(p_position, sm, seed_low, seed_high)
+    s0, s1 = seed.to(tl.uint32).to(tl.int32, bitcast=True), (seed >> 32).to(tl.uint32).to(tl.int32, bitcast=True)
+    return philox(s0, s1, first + counter.to(tl.uint64))
+
+
+@triton.jit
+def words_of(p_position, sm, seed_low, seed_high, first_low, first_high, COUNT: tl.constexpr):
     """Return the index of this program's first counter in the call, and the words of COUNT counters, each [COUNT]."""
     start = tl.program_id(0).to(tl.int64) * COUNT
-    counter = int32_to_uint64(first_low, first_high) + (start + tl.arange(0, COUNT)).to(tl.uint64)  # [COUNT]
-    w0, w1, w2, w3 = philox(seed_low, seed_high, counter)  # [COUNT] each
+    counter = start + tl.arange(0, COUNT)  # [COUNT]
+    w0, w1, w2, w3 = words_at(p_position, sm, seed_low, seed_high, first_low, first_high, counter)  # [COUNT] each
     return start, w0, w1, w2, w3
 
 
@@ -109,9 +128,9 @@ def to_float64(x):
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def uniform_kernel(p_o, n, s0, s1, f0, f1, step, width, low, end, below, STANDARD: tl.constexpr, BITS: tl.constexpr,
-                   WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+def uniform_kernel(p_o, n, p_m, sm, s0, s1, f0, f1, step, width, low, end, below, STANDARD: tl.constexpr,
+                   BITS: tl.constexpr, WORK: tl.constexpr, COUNT: tl.constexpr):  # fmt: skip
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     if BITS == 53:
         draws = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
         u = converted((draws >> 11).to(tl.int64), WORK)  # [2 · COUNT]
@@ -136,8 +155,8 @@ def box_muller(a, b, std, mean):
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+def normal_kernel(p_o, n, p_m, sm, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT: tl.constexpr):
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     if DOUBLE:
         a = (to_float64(to_uint64(w0, w1) >> 11) + 0.5) * 1.1102230246251565e-16  # 2^-53
         b = (to_float64(to_uint64(w2, w3) >> 11) + 0.5) * 1.1102230246251565e-16  # [COUNT]
@@ -155,10 +174,10 @@ def normal_kernel(p_o, n, s0, s1, f0, f1, mean, std, DOUBLE: tl.constexpr, COUNT
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "low0", "low1", "span0", "span1"])
-def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
+def randint_kernel(p_o, n, p_m, sm, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.constexpr, FLIP: tl.constexpr,
                    COUNT: tl.constexpr):  # fmt: skip
     """Store low + draw mod span, or mod 2^64 with WHOLE. FLIP inverts the top bit, so signed order becomes unsigned."""
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
     if not WHOLE:
         draw = draw % int32_to_uint64(span0, span1)
@@ -176,8 +195,8 @@ def randint_kernel(p_o, n, s0, s1, f0, f1, low0, low1, span0, span1, WHOLE: tl.c
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+def bernoulli_kernel(p_o, p_p, n, p_m, sm, s0, s1, f0, f1, sizes, sp, COUNT: tl.constexpr):
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < n
     chance = converted(tl.load(p_p + offsets(i, sizes, sp), mask=m), tl.float64)  # [4 · COUNT]
@@ -187,23 +206,10 @@ def bernoulli_kernel(p_o, p_p, n, s0, s1, f0, f1, sizes, sp, COUNT: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
-def dropout_kernel(p_o, p_x, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, COUNT: tl.constexpr):
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
-    i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
-    m = i < n
-    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)  # [4 · COUNT]
-    kept = quads(w0, w1, w2, w3) >= limit.to(tl.uint32, bitcast=True)  # [4 · COUNT]
-    y = tl.where(kept, tl.full(x.shape, scale, WORK), 0.0) * x  # [4 · COUNT]
-    tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
-
-
-@triton.jit(do_not_specialize=["s0", "s1", "f0", "f1", "limit"])
-def dropout_at_kernel(p_o, p_x, p_position, n, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr,
-                      COUNT: tl.constexpr):  # fmt: skip
-    """`dropout_kernel` with an offset in memory, which is added to the call's offset."""
-    start = tl.program_id(0).to(tl.int64) * COUNT
-    first = int32_to_uint64(f0, f1) + tl.load(p_position).to(tl.uint64, bitcast=True)
-    w0, w1, w2, w3 = philox(s0, s1, first + (start + tl.arange(0, COUNT)).to(tl.uint64))  # [COUNT] each
+def dropout_kernel(
+    p_o, p_x, n, p_m, sm, s0, s1, f0, f1, limit, scale, sizes, so, sx, WORK: tl.constexpr, COUNT: tl.constexpr
+):
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < n
     x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)  # [4 · COUNT]
@@ -247,14 +253,15 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr):
+def sample_cdf_kernel(
+    p_o, p_cdf, p_total, n, samples, p_m, sm, s0, s1, f0, f1, STEPS: tl.constexpr, COUNT: tl.constexpr
+):
     """Store for each sample the first category whose CDF exceeds the draw, found by bisection."""
     i_row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0).to(tl.int64) * COUNT + tl.arange(0, COUNT)  # [COUNT]
     m = i < samples
     at = i_row * samples + i
-    counter = int32_to_uint64(f0, f1) + (at // 2).to(tl.uint64)
-    w0, w1, w2, w3 = philox(s0, s1, counter)  # [COUNT] each
+    w0, w1, w2, w3 = words_at(p_m, sm, s0, s1, f0, f1, at // 2)  # [COUNT] each
     draw = tl.where(at % 2 == 0, to_uint64(w0, w1), to_uint64(w2, w3))  # [COUNT]
     total = tl.load(p_total + i_row)
     target = to_float64(draw >> 11) * 1.1102230246251565e-16 * total  # [COUNT]
@@ -271,9 +278,9 @@ def sample_cdf_kernel(p_o, p_cdf, p_total, n, samples, s0, s1, f0, f1, STEPS: tl
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
-def gumbel_keys_kernel(p_key, p_p, size, n, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
+def gumbel_keys_kernel(p_key, p_p, size, n, p_m, sm, s0, s1, f0, f1, sr, sn, COUNT: tl.constexpr):
     """Store the keys -log(u) / w as ordered bits of float64. Their order samples without replacement (Gumbel trick)."""
-    start, w0, w1, w2, w3 = words_of(s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
+    start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     i = start * 4 + tl.arange(0, 4 * COUNT)  # [4 · COUNT]
     m = i < size
     a = (to_float64(quads(w0, w1, w2, w3)) + 0.5) * 2.3283064365386963e-10  # [4 · COUNT]
@@ -301,10 +308,11 @@ def number_words(value: int) -> tuple[int, int]:
     return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
 
 
-def counters(seed: int, offset: int) -> tuple[int, int, int, int]:
-    """Return seed and first counter as kernel arguments."""
+def counters(seed: int, offset: int, position: Array | None = None) -> tuple[Any, ...]:
+    """Return position, its stride, seed and first counter as kernel arguments."""
     forget_plan()
-    return (*number_words(seed), *number_words(offset))
+    place = (None, 0) if position is None else (position, position.strides[0])
+    return (*place, *number_words(seed), *number_words(offset))
 
 
 def _programs(n: int, each: int) -> int:
@@ -312,55 +320,67 @@ def _programs(n: int, each: int) -> int:
 
 
 @cuda_impl("uniform")
-def uniform(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: float, high: float) -> None:
+def uniform(
+    out: Array, position: Array | None = None, *, seed: int, offset: int, shape: Shape, dtype: DType, low: float,
+    high: float,
+) -> None:  # fmt: skip
     bits = UNIFORM_BITS[dtype.name]
     work = work_type(dtype)
     end = dtype.numpy.type(high)
     below = np.nextafter(end, dtype.numpy.type(low))
     launch(
-        uniform_kernel, _programs(out.size, 2 if bits == 53 else 4), out, out.size, *counters(seed, offset),
+        uniform_kernel, _programs(out.size, 2 if bits == 53 else 4), out, out.size, *counters(seed, offset, position),
         *(float_argument(v, work) for v in (2.0**-bits, high - low, low, end, below)), STANDARD=(low, high) == (0, 1),
         BITS=bits, WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 
 
 @cuda_impl("normal")
-def normal(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, mean: float, std: float) -> None:
+def normal(
+    out: Array, position: Array | None = None, *, seed: int, offset: int, shape: Shape, dtype: DType, mean: float,
+    std: float,
+) -> None:  # fmt: skip
     double = dtype is float64
     launch(
-        normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset), Double(mean),
-        Double(std), DOUBLE=double, COUNT=COUNTERS,
+        normal_kernel, _programs(out.size, 2 if double else 4), out, out.size, *counters(seed, offset, position),
+        Double(mean), Double(std), DOUBLE=double, COUNT=COUNTERS,
     )  # fmt: skip
 
 
-def _integers(out: Array, seed: int, offset: int, low: int, span: int, flip: bool = False) -> None:
+def _integers(
+    out: Array, position: Array | None, seed: int, offset: int, low: int, span: int, flip: bool = False
+) -> None:
     launch(
-        randint_kernel, _programs(out.size, 2), out, out.size, *counters(seed, offset), *number_words(low),
+        randint_kernel, _programs(out.size, 2), out, out.size, *counters(seed, offset, position), *number_words(low),
         *number_words(span), WHOLE=span == 1 << 64, FLIP=flip, COUNT=COUNTERS,
     )  # fmt: skip
 
 
 @cuda_impl("randint")
-def randint(out: Array, seed: int, offset: int, shape: Shape, dtype: DType, low: int, high: int) -> None:
-    _integers(out, seed, offset, low, high - low)
+def randint(
+    out: Array, position: Array | None = None, *, seed: int, offset: int, shape: Shape, dtype: DType, low: int,
+    high: int,
+) -> None:  # fmt: skip
+    _integers(out, position, seed, offset, low, high - low)
 
 
 @cuda_impl("randperm")
-def randperm(out: Array, seed: int, offset: int, n: int, dtype: DType) -> None:
+def randperm(out: Array, position: Array | None = None, *, seed: int, offset: int, n: int, dtype: DType) -> None:
     if n == 0:
         return
     keys = empty((1, n), int64, out.device)
-    _integers(keys, seed, offset, 0, 1 << 64, flip=True)
+    _integers(keys, position, seed, offset, 0, 1 << 64, flip=True)
     _, order = argsort_keys(keys, 64, True, keep_keys=False)
     elementwise(identity, out, order.view((n,), (1,)), work=order.dtype)
 
 
 @cuda_impl("bernoulli")
-def bernoulli(out: Array, p: Array, seed: int, offset: int) -> None:
+def bernoulli(out: Array, p: Array, position: Array | None = None, *, seed: int, offset: int) -> None:
     """Store 1 where a 32-bit draw is below p·2^32, 0 elsewhere, and NaN where p is not a probability."""
     sizes, sp = collapse(out.shape, p.strides)
     launch(
-        bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset), sizes, sp, COUNT=COUNTERS,
+        bernoulli_kernel, _programs(out.size, 4), out, p, out.size, *counters(seed, offset, position), sizes, sp,
+        COUNT=COUNTERS,
     )  # fmt: skip
 
 
@@ -370,21 +390,22 @@ def dropout(out: Array, x: Array, position: Array | None = None, *, p: float, se
     work = work_type(x.dtype)
     scale = float_argument(1 / (1 - p) if p < 1 else 0, work)  # p = 1 drops all
     limit, _ = number_words(min(int(p * 2.0**32), 0xFFFFFFFF))
-    kernel, inputs = (dropout_kernel, (x,)) if position is None else (dropout_at_kernel, (x, position))
     launch(
-        kernel, _programs(out.size, 4), out, *inputs, out.size, *counters(seed, offset), limit, scale, sizes, so, sx,
-        WORK=TRITON[work.name], COUNT=COUNTERS,
+        dropout_kernel, _programs(out.size, 4), out, x, out.size, *counters(seed, offset, position), limit, scale,
+        sizes, so, sx, WORK=TRITON[work.name], COUNT=COUNTERS,
     )  # fmt: skip
 
 
 @cuda_impl("multinomial")
-def multinomial(out: Array, p: Array, num_samples: int, replacement: bool, seed: int, offset: int) -> None:
+def multinomial(
+    out: Array, p: Array, position: Array | None = None, *, num_samples: int, replacement: bool, seed: int, offset: int
+) -> None:
     """Store `num_samples` categories for each row of weights, or -1 for rows that the reference refuses."""
     n, rows = p.shape[-1], numel(p.shape[:-1])
     if rows == 0:
         return
     sr, sn = (p.strides[0] if p.ndim == 2 else 0), p.strides[-1]
-    drawn = counters(seed, offset)
+    drawn = counters(seed, offset, position)
     is_independent = replacement or num_samples == 1
     total = empty((rows,), float64, out.device)
     cdf = empty((rows, n), float64, out.device)

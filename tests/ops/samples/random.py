@@ -84,8 +84,8 @@ def coins(p: np.ndarray, *, seed: int, offset: int) -> np.ndarray:
     return each(p.shape, lambda i: float(draw32(seed, offset, i) < flat[i] * 2**32)).astype(np.float64)
 
 
-def dropout(x: np.ndarray, position: Any = 0, *, p: float, seed: int, offset: int) -> np.ndarray:
-    offset += int(position)
+def dropout(x: np.ndarray, position: Any = (0, 0), *, p: float, seed: int, offset: int) -> np.ndarray:
+    offset, seed = offset + int(position[0]), (seed + int(position[1])) % 2**64
     if p == 1:
         return x * 0
     return x / (1 - p) * each(x.shape, lambda i: float(draw32(seed, offset, i) >= int(p * 2**32))).astype(np.float64)
@@ -134,8 +134,8 @@ def dropout_cases(rng: np.random.Generator) -> list[Case]:
 
 
 def positioned_dropouts(rng: np.random.Generator) -> list[Case]:
-    """With a part of the offset in memory, above and below 2^32."""
-    at = (3, 1 << 40, 2**32 + 5, 1, 0)
+    """With a part of the offset and of the seed in memory, above and below 2^32."""
+    at = ((3, 0), (1 << 40, 1), (2**32 + 5, -(2**63)), (1, -1), (0, 2**62))
     return [Case((normal(rng, *s), np.array(n)), {**START, "p": 0.3}) for s, n in zip(SHAPES, at, strict=True)][::-1]
 
 
@@ -210,9 +210,9 @@ ROWS: list[Rows] = [
         ),
     ),
     Rows(
-        "dropout", dropout, positioned_dropouts, extremes=False,  # a position is one number
-        grads=lambda rng: [Case((normal(rng, 3, 4), np.array(1 << 35)), {**START, "p": 0.3})],
-        errors=((Case((np.ones(2), np.ones(1)), {**AT, "p": 0.5}), ShapeError, "0-d int64"),),
+        "dropout", dropout, positioned_dropouts, extremes=False,  # a position is two words
+        grads=lambda rng: [Case((normal(rng, 3, 4), np.array([1 << 35, 9])), {**START, "p": 0.3})],
+        errors=((Case((np.ones(2), np.ones(1)), {**AT, "p": 0.5}), ShapeError, r"not int64 \(2,\)"),),
     ),
     Rows(
         "multinomial", categories, category_cases, exact=True,
