@@ -265,7 +265,7 @@ class Module:
         for part in filter(None, target.split(".")):
             module = module._modules.get(part)
             if module is None:
-                raise UsageError(f"{type(self).__name__} has no submodule {target!r}")
+                raise MissingMemberError(f"{type(self).__name__} has no submodule {target!r}")
         return module  # type: ignore[no-any-return]
 
     def get_parameter(self, target: str) -> Parameter:
@@ -273,8 +273,16 @@ class Module:
         path, _, name = target.rpartition(".")
         parameter = self.get_submodule(path)._parameters.get(name)
         if parameter is None:
-            raise UsageError(f"{type(self).__name__} has no parameter {target!r}")
+            raise MissingMemberError(f"{type(self).__name__} has no parameter {target!r}")
         return parameter
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path."""
+        path, _, name = target.rpartition(".")
+        buffer = self.get_submodule(path)._buffers.get(name)
+        if buffer is None:
+            raise MissingMemberError(f"{type(self).__name__} has no buffer {target!r}")
+        return buffer
 
     # --- State --------------------------------------------------------------------------------------------------------
 
@@ -492,6 +500,10 @@ def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, An
 
 
 # --- Containers -------------------------------------------------------------------------------------------------------
+
+
+class MissingMemberError(UsageError, AttributeError):
+    """A module has no member of this name and kind."""
 
 
 class MissingNameError(IndexRangeError, KeyError):

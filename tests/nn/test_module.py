@@ -515,3 +515,11 @@ def test_a_part_of_a_run_moves_alone() -> None:
     take_memory(block.named_parameters(), "cpu", "float32")
     block.q.to("float64")
     assert (block.q.weight.dtype, block.k.weight.dtype) == (float64, float32)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter", "submodule"])
+def test_a_missing_member_is_an_attribute_error(kind: str) -> None:
+    net = nn.Sequential(nn.BatchNorm1d(2))
+    assert net.get_buffer("0.running_mean") is net[0].running_mean
+    with pytest.raises(AttributeError, match=f"no {kind} '0.absent'"):
+        getattr(net, f"get_{kind}")("0.absent")

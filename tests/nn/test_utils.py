@@ -93,3 +93,11 @@ def test_vectors_and_back() -> None:
     assert a.tolist() == [[2, 4]] and b.tolist() == [6] and a.requires_grad
     with pytest.raises(ShapeError, match=r"\(3,\)"):
         utils.vector_to_parameters(tensor([1.0]), [a, b])
+
+
+def test_a_known_norm_scales_gradients_down_and_never_up() -> None:
+    params = with_gradients([np.array([3.0, 4.0])])
+    utils.clip_grads_with_norm_(params, 5.0, tensor(2.0))
+    np.testing.assert_array_equal(params[0].grad.numpy(), [3, 4])
+    utils.clip_grads_with_norm_(iter(params), 5.0, tensor(10.0))
+    np.testing.assert_allclose(params[0].grad.numpy(), [1.5, 2], rtol=1e-6)

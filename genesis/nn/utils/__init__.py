@@ -12,12 +12,13 @@ from genesis.functions import pointwise as pw
 from genesis.functions.shape import cat
 from genesis.keywords import check_calls
 from genesis.op import registry
-from genesis.ops.gradients import total_norm
+from genesis.ops.gradients import total_norm as norm_of_all
 from genesis.tensor import Tensor
 
 __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
+    "clip_grads_with_norm_",
     "clip_scale",
     "get_total_norm",
     "parameters_to_vector",
@@ -52,7 +53,7 @@ def get_total_norm(
     Raises:
         NumericError: if `error_if_nonfinite` and the norm is not finite. Only this check synchronizes the host.
     """
-    norm = Tensor(total_norm(*(t.array for t in _listed(tensors)), ord=float(norm_type)))
+    norm = Tensor(norm_of_all(*(t.array for t in _listed(tensors)), ord=float(norm_type)))
     if error_if_nonfinite and not bool(pw.isfinite(norm).item()):
         raise NumericError(
             f"the total norm of order {norm_type:g} of the gradients is {norm.item()}",
@@ -83,12 +84,19 @@ def clip_grad_norm_(
     The norm is a 0-d tensor; the host does not wait for it. Raises NumericError, see `get_total_norm`.
     """
     _check_limit("max_norm", max_norm)
-    grads = _gradients(parameters)
-    norm = get_total_norm(grads, norm_type, error_if_nonfinite)
-    scale = clip_scale(norm, max_norm).array
-    for grad in grads:
-        registry["mul"](grad.array, scale, out=grad.array)
+    listed = _listed(parameters)
+    norm = get_total_norm(_gradients(listed), norm_type, error_if_nonfinite)
+    clip_grads_with_norm_(listed, max_norm, norm)
     return norm
+
+
+def clip_grads_with_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor, foreach: bool | None = None
+) -> None:
+    """Scale gradients in place by `max_norm / total_norm` where that is below 1, for a norm known already."""
+    scale = clip_scale(total_norm, max_norm).array
+    for grad in _gradients(parameters):
+        registry["mul"](grad.array, scale, out=grad.array)
 
 
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float, foreach: bool | None = None) -> None:
