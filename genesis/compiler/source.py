@@ -358,13 +358,17 @@ class _Writer:
         for j, call in enumerate(totals):
             start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
             head.append(f"t{j} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
-        wide = ["if INT64:", "    tile = tile.to(tl.int64)"]
         pad = " " * 4
-        if totals:
-            loop = [f"for tile in range(tl.program_id(0), {count}, programs):"]
-            body = [pad + line for line in (*wide, *tile, *self.lines)]
+        body = ["if INT64:", "    tile = tile.to(tl.int64)", *tile]
+        if self.group.split is None:  # masks of lengths that are not multiples of 16 would prevent wide loads
+            whole = [line.replace(", mask=m)", ")") for line in self.lines]
+            body += ["if tile * BLOCK + BLOCK <= n:", *(pad + line for line in whole), "else:"]
+            body += [pad + line for line in self.lines]
         else:
-            loop, body = ["tile = tl.program_id(0)"], [*wide, *tile, *self.lines]
+            body += self.lines
+        loop = ["tile = tl.program_id(0)"]
+        if totals:
+            loop, body = [f"for tile in range(tl.program_id(0), {count}, programs):"], [pad + line for line in body]
         text = [*head, *loop, *body, *self.after]
         signature = f"def {title}({', '.join(arguments)}, INT64: tl.constexpr, {constants}):"
         return "\n".join(["@jit", signature, *(pad + line for line in text)]) + "\n"

@@ -427,7 +427,7 @@ def test_prompts_wait_for_fewer_rows_where_the_device_is_full(monkeypatch: pytes
             assert by_request(engine.run(requests), 5) == expected
             assert (engine._held or held(model)).cache.rows == rows
         else:
-            with pytest.raises(OutOfMemoryError, match=r"has no room for 16\.0 MiB") as caught:
+            with pytest.raises(OutOfMemoryError, match=r"has no memory for 16\.0 MiB") as caught:
                 list(engine.run(requests))
             assert str(caught.value).endswith(device_rows.ADVICE)
         del engine

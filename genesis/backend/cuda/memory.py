@@ -503,7 +503,7 @@ class Pool:
             )
         owners = "; ".join(lines)
         return (
-            f"cuda:{self.driver.index} has no room for {request}: {_format(free)} of {_format(total)}"
+            f"cuda:{self.driver.index} has no memory for {request}: {_format(free)} of {_format(total)}"
             f" are free, Genesis holds {_format(self.allocated)} in tensors and {_format(self.reserved)} in all"
             + (f"; largest owners: {owners}" if owners else "")
         )
