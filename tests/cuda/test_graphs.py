@@ -134,7 +134,7 @@ def test_a_graph_that_the_device_has_no_room_for_is_an_error_and_leaves_nothing(
 
     monkeypatch.setattr(driver, "instantiate", no_room)
     before = pool().allocated
-    with pytest.raises(OutOfMemoryError, match="no room for the executable of a CUDA graph"):
+    with pytest.raises(OutOfMemoryError, match="no memory for the executable of a CUDA graph"):
         graph.capture(function)
     assert len(calls) == 2  # tried again after unused memory went back
     assert not graph.is_captured

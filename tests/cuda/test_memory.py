@@ -192,7 +192,7 @@ def test_what_the_driver_takes_besides_the_pool_gets_its_unused_segments_or_the_
     code = pool.with_room("the code of a kernel", lambda: driver.allocate(20 * MIB))
     assert pool.reserved == 0
     kept = pool.take(10 * MIB, 0)
-    with pytest.raises(OutOfMemoryError, match=r"no room for the code of a kernel: 10\.0 MiB .* 10\.0 MiB in all"):
+    with pytest.raises(OutOfMemoryError, match=r"no memory for the code of a kernel: 10\.0 MiB .* 10\.0 MiB in all"):
         pool.with_room("the code of a kernel", lambda: driver.allocate(20 * MIB))
     driver.free(code)
     pool.give(kept)

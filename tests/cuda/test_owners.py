@@ -105,11 +105,11 @@ def test_the_error_names_the_op_that_asks_and_those_that_hold(
         x.square()
     kept, held = [getattr(x, holder)() for _ in range(2)], []
     monkeypatch.setattr(backend_for(CUDA).driver, "allocate", refuse)
-    with pytest.raises(OutOfMemoryError, match=r"no room for 64\.0 KiB for empty: "):
+    with pytest.raises(OutOfMemoryError, match=r"no memory for 64\.0 KiB for empty: "):
         held.extend(genesis.empty(16, 1024, device="cuda") for _ in range(10_000))
     with pytest.raises(OutOfMemoryError) as caught:
         x.square()
-    assert "no room for 64.0 KiB for square: " in caught.value.what
+    assert "no memory for 64.0 KiB for square: " in caught.value.what
     assert f"; {holder} 128.0 KiB in 2 blocks, the largest float32 [16, 1024]" in caught.value.what
     assert caught.value.next == OutOfMemoryError.ADVICE
     assert len(kept) == 2

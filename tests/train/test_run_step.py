@@ -146,7 +146,8 @@ def test_a_batch_lies_in_one_piece_field_by_field(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("genesis.train.device_steps.cuda", mock.Mock())
     monkeypatch.setattr("genesis.train.device_steps._Slot", mock.Mock())
     feed = Feed(CPU, [np.zeros((2, 3), np.int64), np.zeros(4, np.int64)], 2)
-    feed._words.array.numpy()[...] = np.arange(14)
+    feed._words.array.numpy()[...] = np.arange(15)
     assert [each.numpy().tolist() for each in feed.fields] == [[[0, 1, 2], [3, 4, 5]], [6, 7, 8, 9]]
-    assert (feed.num_targets.item(), feed.position.item()) == (10, 13)
+    assert feed.num_targets.item() == 10
+    assert feed.position.tolist() == [13, 14]
     assert feed.scalars.numpy().view(np.int64).tolist() == [11, 12]
