@@ -76,7 +76,7 @@ class GradScaler(optim.GradScaler):
         if not self.enabled:
             return
         if not state_dict:
-            raise GradientError("the state is that of a disabled GradScaler")
+            raise GradientError("the state comes from a disabled GradScaler")
         check_saved("a GradScaler's state", state_dict, ("scale", *_FACTORS, "_growth_tracker"))
         self._scale, self._streak = float(state_dict["scale"]), int(state_dict["_growth_tracker"])
         for name in _FACTORS:

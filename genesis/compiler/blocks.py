@@ -31,14 +31,6 @@ class BlockStep:
         # Values that no later call of the group reads pass their block on to the next value of their dtype.
         self.slots, self.dtypes = _blocks_of(group, set(stored))
 
-    def may_overwrite(self, old: Value, new: Value) -> bool:
-        """Whether `new` may be stored into the memory of `old`, which it reads only at the same element."""
-        windows = [x for c in self.group.calls for x in c.inputs if isinstance(x, Value) and x.root is old]
-        place = self.group.places.get(new)
-        return place is not None and all(
-            v.offset == 0 and v.shape == new.shape and v.strides == new.strides for v in windows
-        )
-
     def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
         group, space = self.group, self.group.space
         stored = {v: array_of(v).view_np() for v in self.results}

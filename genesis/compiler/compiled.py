@@ -223,7 +223,7 @@ def trace_call(
     for edge in ends:
         leaf = edge.node.leaf() if isinstance(edge.node, AccumulateNode) else None
         if leaf is None:
-            raise Break("uses a tensor with a history of its own, which is no argument")
+            raise Break("uses a tensor that was computed outside and is not an argument")
         if not isinstance(leaf.array, Fake):
             trace.read(leaf.array)  # it is an input even if no op reads it
         sources.append((edge, leaf))

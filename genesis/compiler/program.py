@@ -173,8 +173,3 @@ def store(source: Array, target: Array) -> None:
     from genesis.ops.elementwise import copy
 
     run_op(copy, (target,), (source,), {})
-
-
-def plain_steps(graph: Graph) -> list[Step]:
-    """Return one step for each call, without fusion."""
-    return [OpStep(call) for call in graph.calls]

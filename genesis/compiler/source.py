@@ -145,12 +145,6 @@ class GroupStep:
             *column_strides, INT64=needs_int64((*rows, *columns), *both), R=r, C=c, num_warps=warps(r * c),
         )  # fmt: skip
 
-    def may_overwrite(self, old: Value, new: Value) -> bool:
-        """Whether the kernel may store `new` into the memory of `old`: it reads `old` only at the same element."""
-        place = self.group.places.get(new)
-        windows = [v for v in self.operands if v.root is old]
-        return place is not None and all(self.group.loads[v] == place and v.offset == 0 for v in windows)
-
 
 PARTIALS = 1024  # programs of a kernel with partial results
 
