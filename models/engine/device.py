@@ -260,17 +260,19 @@ class DeviceEngine:
                 if (run := running(self.model, *taken, self.capacity)) is None:
                     yield Token(taken[0], None, finish="length")
                 else:
-                    sequence = _Sequence(run.request, run.number, run.most)
+                    # Live from now on: taking the next request may cancel this one.
+                    sequence = self._live[run.number] = _Sequence(run.request, run.number, run.most)
             if sequence is None:
                 break
             admitted.append((row, sequence))
+        admitted = [(row, each) for row, each in admitted if not each.is_done]
         if not admitted:
             return
         prompts = Prompts(self.model, held, self._chunk)
         prompts.pass_all([(row, np.asarray(each.request.ids, np.int64)) for row, each in admitted])
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:
-            self._sequences[row] = self._live[each.number] = each
+            self._sequences[row] = each
 
     def _launch(self, held: DeviceRows, is_more: bool) -> None:
         """Launch some steps of all rows, and free rows that need no further steps.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,23 @@ def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM, count:
             if token.request == 1 and len(found[1]) == 2:
                 engine.cancel(1)
         assert [found[i] for i in range(5)] == [each[:2] if i == 1 else each for i, each in enumerate(expected)]
+
+
+def test_a_request_that_is_cancelled_while_the_next_is_taken_never_runs(model: genesis_models.CausalLM) -> None:
+    """A server reads its connection whenever a request is taken, so that a cancellation may come before the prompt."""
+    requests = [Request([i + 1], GREEDY, 5) for i in range(4)]
+    expected = by_request(EagerEngine(model).run(requests), 4)
+    engine = DeviceEngine(model, rows=3, capacity=16)
+
+    def arriving() -> Iterator[Request]:
+        for i, each in enumerate(requests):
+            if i == 2:
+                engine.cancel(0)
+                engine.cancel(1)
+            yield each
+
+    for _ in range(2):
+        assert by_request(engine.run(arriving()), 4) == [[], [], *expected[2:]]
 
 
 def drawn_requests(rng: np.random.Generator, vocabulary: int) -> list[Request]:

@@ -50,9 +50,8 @@ class Endless:
         waiting = Waiting(requests)
         self.live.clear()
         while waiting.is_more or self.live:
-            free = min(3, self.rows - len(self.live))
-            for found in [waiting.take() for _ in range(free)]:  # asked for each row that is free, as an engine does
-                if found is None:
+            for _ in range(min(3, self.rows - len(self.live))):  # asked for each row that is free, as an engine does
+                if (found := waiting.take()) is None:
                     continue
                 self.live[found[0]], self.taken = found[1], self.taken + 1
                 if found[1].ids[0] == 13:
