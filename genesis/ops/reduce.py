@@ -236,7 +236,7 @@ def std(out: np.ndarray, x: np.ndarray, axes: Axes = None, keepdim: bool = False
     variance = np.empty(kept.shape, _sum_type(x.dtype))
     _variance(x, axes, variance, correction)
     # As in `norm`: squares outside float32's range are rare; only then are they computed in float64.
-    if x.dtype == np.float32 and not np.all((variance > 1e-30) & (variance < 1e30)):
+    if variance.dtype == np.float32 and not np.all((variance > 1e-30) & (variance < 1e30)):
         variance = np.empty(kept.shape)
         _variance(x.astype(np.float64), axes, variance, correction)
     np.copyto(kept, np.sqrt(variance), casting="unsafe")

@@ -24,6 +24,7 @@ NAN, INF = math.nan, math.inf
     [
         (lambda: (genesis.tensor([1.0, 2.0, 4.0]) * 1e-25).std() * 1e25, 1.5275252),
         (lambda: (genesis.tensor([1.0, 2.0, 4.0]) * 1e25).std(0) / 1e25, 1.5275252),
+        (lambda: (genesis.tensor([1.0, 2.0, 3.0]) * 2.0**90).bfloat16().std() / 2.0**90, 1.0),
         (lambda: genesis.linspace(0, 10, 4, dtype=genesis.int64), [0, 3, 6, 10]),
         (lambda: genesis.linspace(2.7, -5.5, 5, dtype=genesis.int32), [2, 0, -1, -3, -5]),
         (lambda: BYTES.sum_to_size(1, 2), [[300, 300]]),

@@ -41,6 +41,14 @@ def test_variance_far_from_zero(shape: tuple[int, ...], axis: int, offset: float
 
 
 @pytest.mark.parametrize(("shape", "axis"), CASES)
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_deviations_whose_squares_are_out_of_range(shape: tuple[int, ...], axis: int, scale: float) -> None:
+    x = (scale * np.random.default_rng(0).standard_normal(shape)).astype(np.float32)
+    want = x.astype(np.float64).std(axis, ddof=1)
+    np.testing.assert_allclose(std(on_gpu(x), axis, correction=1.0).numpy(), want, rtol=2e-7)
+
+
+@pytest.mark.parametrize(("shape", "axis"), CASES)
 def test_constants_have_no_variance(shape: tuple[int, ...], axis: int) -> None:
     assert not std(on_gpu(np.full(shape, 0.1)), axis, correction=0.0).numpy().any()
 
