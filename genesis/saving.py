@@ -6,13 +6,14 @@ The structure and all other values are stored as JSON in the metadata. Nothing i
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from genesis.backend import CPU, Device, as_device
 from genesis.dtypes import as_dtype, float8_e4m3fn
 from genesis.errors import DiskError, DTypeError, GenesisError, MissingFileError, ModelError, UsageError, escape
 from genesis.files.atomic import atomic_file
-from genesis.files.boundary import closed_after
+from genesis.files.boundary import boundary, closed_after
 from genesis.files.filesystem import DEFAULT, FileSystem
 from genesis.files.paths import open_regular, quote
 from genesis.files.safetensors import MAX_NAME_CHARS, SafeTensors, write_tensors
@@ -45,16 +46,16 @@ Scalar = str | int | float | bool | None
 # --- Saving -----------------------------------------------------------------------------------------------------------
 
 
-def save(obj: Any, f: str | os.PathLike[str]) -> None:
+def save(obj: Any, f: str | os.PathLike[str] | IO[bytes]) -> None:
     """Save tensors, numbers, strings and None, and dicts, lists and tuples of them, such as state dicts.
 
-    Every safetensors reader can read the tensors; `load` restores the whole object. The file is written atomically. A
-    tensor that appears several times is saved once and loaded as one object. Views that share only part of their
+    Every safetensors reader can read the tensors; `load` restores the whole object. A named file is written atomically.
+    A tensor that appears several times is saved once and loaded as one object. Views that share only part of their
     memory are saved separately.
 
     Args:
         obj: object to save. Numpy arrays become tensors; dict keys are strings, numbers or None.
-        f: path of the file, by convention `*.safetensors`.
+        f: path of the file, by convention `*.safetensors`, or a binary file object, such as BytesIO.
 
     Raises:
         UsageError: for a value of any other type; names its place in the object.
@@ -64,16 +65,34 @@ def save(obj: Any, f: str | os.PathLike[str]) -> None:
     write_object(obj, f)
 
 
-def write_object(obj: Any, f: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
+def write_object(obj: Any, f: str | os.PathLike[str] | IO[bytes], *, fs: FileSystem = DEFAULT) -> None:
     """Save as `save` does, through a given file system."""
-    path = _path("save", f)
-    if os.path.isdir(path):
+    path = None if _is_file("save", "write", f) else _path("save", f)
+    if path is not None and os.path.isdir(path):
         raise DiskError(f"{quote(str(path), 400)} is a folder, not a file", next="name a file in it")
     saved = _SavedTensors()
     text = json.dumps({"version": VERSION, "value": _node(obj, (), saved)}, allow_nan=False, separators=(",", ":"))
     parse_object(text.encode(), where="the object to save", max_depth=MAX_DEPTH)  # fail now rather than in load
+    metadata = {"format": "pt", KEY: text}
+    if path is None:
+        with boundary(DiskError, "saving to a file object"):
+            write_tensors(_Sink(f), saved.arrays, metadata)  # type: ignore[arg-type]
+        return
     with atomic_file(path, fs=fs) as file:
-        write_tensors(file, saved.arrays, {"format": "pt", KEY: text})
+        write_tensors(file, saved.arrays, metadata)
+
+
+class _Sink:
+    """Writes to a user's file object, which may take a part of the bytes at a time."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: Any) -> None:
+        rest = memoryview(data)
+        while rest.nbytes:
+            taken = self.file.write(rest)
+            rest = rest[taken if isinstance(taken, int) else rest.nbytes :]
 
 
 class _SavedTensors:
@@ -174,8 +193,8 @@ def _shown(key_path: tuple[Any, ...]) -> str:
 
 
 def load(
-    f: str | os.PathLike[str],
-    map_location: Device | str | None = None,
+    f: str | os.PathLike[str] | IO[bytes],
+    map_location: Device | str | Mapping[str, Any] | Callable[[Tensor, str], Any] | None = None,
     *,
     device: Device | str | None = None,
     weights_only: bool = True,
@@ -183,31 +202,39 @@ def load(
     """Load an object that `save` wrote; from any other safetensors file, return a dict of tensors by name.
 
     Args:
-        f: path of the file.
-        map_location: device for the tensors, under torch's name; None means the CPU.
+        f: path of the file, or a binary file object, which is read from its position to its end.
+        map_location: device for the tensors, under torch's name; None means the CPU. As files hold no devices, a dict
+            gives it for the key "cpu", and a function is called with each tensor and "cpu".
         device: the same under our name; give at most one of the two.
-        weights_only: must be True, as loading never runs code.
+        weights_only: has no effect, as loading never runs code.
 
     Raises:
         ModelError: for a file that is damaged or not a safetensors file, such as a pickle of `torch.save`.
         UsageError: for two devices, or for an argument that is not a device.
         DTypeError: for a tensor whose dtype Genesis lacks.
     """
+    content = None
+    if _is_file("load", "read", f):
+        with boundary(ModelError, "reading a file object"):
+            content = f.read()  # type: ignore[union-attr]
+        f = "file object"
     path = _path("load", f)
     if map_location is not None and device is not None:
         raise UsageError("load takes map_location or device, not both", next="give one; they mean the same")
-    if not weights_only:
-        raise UsageError("load never runs code from a file, so weights_only=False has no effect", next="leave it out")
-    target = map_location if device is None else device
-    if not (target is None or isinstance(target, (str, Device))):
+    target: Any = map_location if device is None else device
+    if isinstance(target, Mapping):
+        target = target.get("cpu")
+    if not (target is None or isinstance(target, (str, Device)) or callable(target)):
         raise UsageError(f"load takes a device, not a {type(target).__name__}", next='pass "cpu" or "cuda:0"')
-    device = CPU if target is None else as_device(target)
-    _refuse_other_formats(path)
-    with SafeTensors(path) as file:
+    place = target if callable(target) else None
+    device = CPU if target is None or place else as_device(target)
+    _refuse_other_formats(path, content)
+    with SafeTensors(path, content=content) as file:
         tensors = {}
         for name, entry in file.entries.items():
             _known_dtype(entry.dtype, f"the tensor {quote(name)}", escape(path))
-            tensors[name] = Tensor(from_numpy(file.read(name))).to(device=device)
+            tensor = Tensor(from_numpy(file.read(name))).to(device=device)
+            tensors[name] = tensor if place is None or (placed := place(tensor, "cpu")) is None else placed
         if KEY not in file.metadata:
             return tensors
         root = parse_object(file.metadata[KEY].encode(), where=escape(path), max_depth=MAX_DEPTH)
@@ -289,21 +316,34 @@ class _Reader:
 # --- Paths and other formats ------------------------------------------------------------------------------------------
 
 
+def _is_file(function: str, method: str, f: Any) -> bool:
+    """Whether `f` is a file object. Raises UsageError for one that is open for text."""
+    if isinstance(f, io.TextIOBase):
+        mode = method[0] + "b"
+        raise UsageError(f"{function} got a file that is open for text", next=f'open it in binary mode: "{mode}"')
+    return not isinstance(f, (str, os.PathLike)) and hasattr(f, method)
+
+
 def _path(function: str, f: Any) -> Path:
     if not isinstance(f, (str, os.PathLike)):
-        raise UsageError(f"{function} takes a path, not a {type(f).__name__}", next="write to a file, then copy it")
+        raise UsageError(f"{function} takes a path or a binary file object, not a {type(f).__name__}")
     name = os.fspath(f)
     if not isinstance(name, str) or not name or "\0" in name:
         raise UsageError(f"{function}: {quote(name)} is not a file path", next="give the file's name")
     return Path(name)
 
 
-def _refuse_other_formats(path: Path) -> None:
+def _refuse_other_formats(path: Path, content: bytes | None) -> None:
     """Raise ModelError for folders, pickles, numpy archives and everything else that is not a safetensors file."""
-    if os.path.isdir(path):
+    if content is not None:
+        start, size = content[:8], len(content)
+        if not size:
+            raise ModelError("the file object has no bytes after its position", next="call its seek(0) before load")
+    elif os.path.isdir(path):
         raise ModelError(f"{quote(str(path), 400)} is a folder", next="genesis_models.load reads model folders")
-    with closed_after(open_regular(path, ModelError if os.path.lexists(path) else MissingFileError)) as descriptor:
-        start, size = os.pread(descriptor, 8, 0), os.fstat(descriptor).st_size
+    else:
+        with closed_after(open_regular(path, ModelError if os.path.lexists(path) else MissingFileError)) as descriptor:
+            start, size = os.pread(descriptor, 8, 0), os.fstat(descriptor).st_size
     if start.startswith(b"PK\x03\x04") and path.suffix == ".npz":
         raise ModelError("this is an archive of numpy arrays", where=escape(path), next="numpy.load reads it")
     # The length in a header may begin like a pickle, but a pickle's first bytes never give a length that fits the file.

@@ -101,18 +101,21 @@ class SafeTensors:
 
     Args:
         path: a trusted path of a regular file or a link to one; names from files go through `safe_join`.
+        content: bytes of the file, where they are in memory; `path` is then only its name in errors.
         header_size_cap: the largest header accepted, in bytes.
 
     Raises:
         ModelError: the file is not valid or cannot be read; the message names the file and, if possible, the tensor.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, header_size_cap: int = HEADER_SIZE_CAP) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, content: bytes | None = None, header_size_cap: int = HEADER_SIZE_CAP
+    ) -> None:
         self.path = Path(path)
-        self._descriptor: int | None = open_regular(path)
+        self._descriptor: int | bytes | None = open_regular(path) if content is None else content
         try:
             with boundary(ModelError, "reading", path):
-                size = os.fstat(self._descriptor).st_size
+                size = os.fstat(self._descriptor).st_size if isinstance(self._descriptor, int) else len(content or b"")
             header = _read_header(self._descriptor, size, header_size_cap, escape(path))
             self.metadata, self.entries = _parse_header(header, size - _PREFIX - len(header), escape(path))
         except BaseException:
@@ -164,7 +167,8 @@ class SafeTensors:
         """Close the file. Reading from it afterwards raises ValueError."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            close_read(descriptor)
+            if isinstance(descriptor, int):
+                close_read(descriptor)
 
     def _entry(self, name: str, dtype: np.dtype[Any] | None = None) -> TensorEntry:
         """The entry of a tensor. Raises DTypeError if `dtype` is another one."""
@@ -286,7 +290,7 @@ def _integer(text: str) -> int | _Odd:
 _DECODER = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=_integer, parse_float=_Odd, parse_constant=_Odd)
 
 
-def _read_header(descriptor: int, size: int, cap: int, where: str) -> bytes:
+def _read_header(descriptor: int | bytes, size: int, cap: int, where: str) -> bytes:
     if size < _PREFIX:
         raise ModelError(f"the file has {size} bytes, too few for a safetensors header", where=where, next=_NEXT)
     prefix = bytearray(_PREFIX)
@@ -403,8 +407,11 @@ def _is_count(value: object) -> bool:
     return type(value) is int and value <= _LARGEST
 
 
-def _read_exactly(descriptor: int, view: memoryview, offset: int, where: str, what: str) -> None:
+def _read_exactly(descriptor: int | bytes, view: memoryview, offset: int, where: str, what: str) -> None:
     """Fill `view` with the file's bytes from `offset` on, continuing after short reads."""
+    if isinstance(descriptor, bytes):
+        view[:] = descriptor[offset : offset + len(view)]
+        return
     done = 0
     while done < len(view):
         try:

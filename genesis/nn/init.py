@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import NoneType
 from typing import Any
 
 from genesis.autograd import no_grad
@@ -13,6 +14,7 @@ from genesis.errors import ShapeError, UsageError
 from genesis.functions import elementwise as ew
 from genesis.functions import pointwise as pw
 from genesis.functions.create import empty
+from genesis.functions.factorizations import qr_of
 from genesis.keywords import check_calls
 from genesis.random import Generator
 from genesis.tensor import Tensor
@@ -20,12 +22,16 @@ from genesis.tensor import Tensor
 __all__ = [
     "calculate_gain",
     "constant_",
+    "dirac_",
+    "eye_",
     "kaiming_normal_",
     "kaiming_uniform_",
     "normal_",
     "ones_",
+    "orthogonal_",
     "shapes_only",
     "skip_init",
+    "sparse_",
     "trunc_normal_",
     "uniform_",
     "xavier_normal_",
@@ -138,6 +144,64 @@ def trunc_normal_(
         return tensor.copy_(values)
 
 
+# Initial weights without a distribution of their own for each element.
+
+
+def _check_dims(tensor: Tensor, function: str, least: int, most: float) -> None:
+    if not least <= tensor.ndim <= most:
+        many = str(least) if least == most else f"{least} or more" if most == math.inf else f"{least} to {most}"
+        raise ShapeError(f"{function} takes tensors of {many} dimensions, not of shape {tensor.shape}")
+
+
+def eye_(tensor: Tensor) -> Tensor:
+    """Set a matrix to ones on the diagonal and zeros elsewhere."""
+    _check_dims(tensor, "eye_", 2, 2)
+    zeros_(tensor)
+    constant_(tensor.detach().diagonal(), 1.0)
+    return tensor
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Set the weight `[out, in, ...]` of a convolution so that it passes on its inputs, in each of the groups."""
+    _check_dims(tensor, "dirac_", 3, 5)
+    if len(tensor) % groups:
+        raise ShapeError(f"dirac_ cannot split {len(tensor)} output channels into {groups} groups")
+    zeros_(tensor)
+    for part in tensor.detach().chunk(groups):
+        centre = part[(..., *(size // 2 for size in tensor.shape[2:]))]  # [out / groups, in]
+        constant_(centre.diagonal(), 1.0)
+    return tensor
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = None) -> Tensor:
+    """Fill with a random matrix of orthogonal rows or columns times `gain` (Saxe et al., 2013).
+
+    Dimensions after the first count as columns. The matrix is the Q of a QR decomposition, so it is computed in float32
+    at least.
+    """
+    _check_dims(tensor, "orthogonal_", 2, math.inf)
+    if _skipping.get() or not tensor.numel():
+        return tensor
+    rows, columns = tensor.shape[0], tensor.numel() // tensor.shape[0]
+    kind = "float64" if tensor.dtype.itemsize == 8 else "float32"
+    drawn = normal_(empty(rows, columns, dtype=kind, device=tensor.device), generator=generator)
+    with no_grad():
+        q, r = qr_of(drawn.T if rows < columns else drawn, "reduced")
+        q = q * r.diagonal().sign()  # makes the distribution uniform
+        return tensor.copy_((q.T if rows < columns else q).reshape(tensor.shape) * gain)
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
+    """Draw a matrix from a normal with deviation `std`, and set a fraction `sparsity` of each column to 0."""
+    _check_dims(tensor, "sparse_", 2, 2)
+    normal_(tensor, 0.0, std, generator)
+    if _skipping.get():
+        return tensor
+    order = uniform_(empty(tensor.shape, device=tensor.device), generator=generator).argsort(0)
+    with no_grad():
+        return tensor.scatter_(0, order[: math.ceil(sparsity * len(tensor))], 0.0)
+
+
 def _cdf(x: float) -> float:
     return (1 + math.erf(x / math.sqrt(2))) / 2
 
@@ -204,13 +268,17 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """Return the factor by which a layer's weights must be larger because of the nonlinearity after it.
 
-    It is linear, sigmoid, tanh, relu, leaky_relu (with the negative slope `param`, 0.01 by default) or selu.
+    It is linear (or a convolution, such as conv1d), sigmoid, tanh, relu, leaky_relu (with the negative slope `param`,
+    0.01 by default) or selu.
     """
     gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
+    gains |= {f"conv{kind}{n}d": 1.0 for kind in ("", "_transpose") for n in (1, 2, 3)}
     if nonlinearity == "leaky_relu":
+        if type(param) not in (int, float, NoneType):
+            raise UsageError(f"the slope of leaky_relu is {param!r}, and must be a number")
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in gains:
-        raise UsageError(f"the nonlinearity {nonlinearity!r} is unknown", next=f"use {', '.join(gains)} or leaky_relu")
+        raise UsageError(f"the nonlinearity {nonlinearity!r} is unknown", next="use relu, tanh or another of the list")
     return gains[nonlinearity]
 
 

@@ -28,6 +28,10 @@ class LoadResult(NamedTuple):
     missing_keys: list[str]
     unexpected_keys: list[str]
 
+    def __repr__(self) -> str:  # as torch prints it
+        names = f"_IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
+        return names if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
+
 
 class Changes:
     """Counts the assignments to attributes and parts of all modules, so that compiled functions notice them."""
@@ -296,7 +300,7 @@ class Module:
                     state[f"{path}.{name}" if path else name] = tensor if keep_vars else tensor.detach()
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> LoadResult:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> LoadResult:
         """Copy values into parameters and persistent buffers. After an error, none has changed.
 
         A tied parameter may have any of its names, or several with equal values.
@@ -304,11 +308,13 @@ class Module:
         Args:
             state_dict: tensors or numpy arrays by dotted name.
             strict: whether missing and unexpected names are errors; wrong shapes always are.
+            assign: take the tensors themselves, with their dtype and device, in new parameters. Ties stay.
 
         Raises:
             ModelError: if the state does not fit; it lists up to ten names of each kind and their number.
         """
-        return load_state(type(self).__name__, self.state_dict(keep_vars=True), state_dict, strict)
+        own = self.state_dict(keep_vars=True)
+        return load_state(type(self).__name__, own, state_dict, strict, self if assign else None)
 
     # --- Changing the whole tree --------------------------------------------------------------------------------------
 
@@ -456,8 +462,10 @@ def listed(names: Sequence[str]) -> str:
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
 
 
-def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], strict: bool) -> LoadResult:
-    """Copy `state` into `targets`, cast to their dtypes; see `Module.load_state_dict`."""
+def load_state(
+    owner: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], strict: bool, root: Module | None = None
+) -> LoadResult:
+    """Copy `state` into `targets`, cast to their dtypes, or assign it in `root`; see `Module.load_state_dict`."""
     if not isinstance(state, Mapping):
         raise ModelError(f"a state is a dict of tensors by name, not a {type(state).__name__}")
     arrays: dict[str, Array] = {}
@@ -493,8 +501,17 @@ def load_state(owner: str, targets: Mapping[str, Tensor], state: Mapping[str, An
                 next="load it into a model with untied weights",
             )
     # Everything fits, so copying cannot fail half-way.
+    new: dict[int, Tensor] = {}
     for name, tensor in targets.items():
-        if name in arrays:
+        used = [a for a in names[id(tensor)] if a in arrays]
+        if root is not None and used:
+            value = state[used[0]] if isinstance(state[used[0]], Tensor) else Tensor(arrays[used[0]])
+            if isinstance(tensor, Parameter) and not isinstance(value, Parameter):
+                value = Parameter(value, tensor.requires_grad)
+            path, _, last = name.rpartition(".")
+            value = new.setdefault(id(tensor), value.requires_grad_(tensor.requires_grad))
+            setattr(root.get_submodule(path), last, value)
+        elif name in arrays:
             registry["cast"](moved(arrays[name], tensor.device), dtype=tensor.array.dtype, out=tensor.array)
     return LoadResult(missing, unexpected)
 

@@ -292,8 +292,7 @@ class Optimizer(SavedStates):
         if self.implementation == "plain":
             return "a plain optimizer reads the gradient scale on the host"
         is_flat = self.implementation == "fused" and self.elementwise
-        rounds = self.low_precision == "stochastic" or self.state_dtype is bfloat16
-        if rounds and not is_flat:
+        if self.rounds and not is_flat:
             return f"{type(self).__name__} rounds each parameter with noise whose position the host counts"
         return None
 

@@ -80,10 +80,10 @@ class SavedStates(GroupStates):
     def saved_state(self, param: Tensor) -> dict[str, Any]:
         """Return the entry of one parameter in `state_dict`: its step count and tensors, with masters joined.
 
-        It is empty if the parameter was never updated.
+        It is empty if the parameter was never updated. As in torch, the count is left out where no rule reads it.
         """
         state = dict(self.state.get(param, {}))
-        if state or param in self.state:
+        if param in self.state and (self.shows_step or self.rounds):
             state["step"] = self.state[param]["step"]
         state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(self, param).items()}
         residual = state.pop(RESIDUAL, None)
@@ -102,7 +102,7 @@ class SavedStates(GroupStates):
                 numbers[id(param)] = len(numbers)
             kept = {k: v for k, v in group.items() if k != "params"}
             groups.append({**kept, "params": [numbers[id(p)] for p in group["params"]]})
-        state = {numbers[id(p)]: self.saved_state(p) for p in self.state}
+        state = {numbers[id(p)]: saved for p in self.state if (saved := self.saved_state(p))}
         saved = {"state": state, "param_groups": groups}
         for hook in self._hooks["save_post"]:
             saved = hook(self, saved) or saved

@@ -413,6 +413,11 @@ class GroupStates:
         for name in self.below_1:
             (check_pair if name == "betas" else check_range)(name, group[name], 0, 1)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether updates round at random, by noise that depends on the step count."""
+        return self.low_precision == "stochastic" or self.state_dtype is bfloat16
+
     def kept_dtype(self, param: Tensor) -> DType:
         """The dtype of the rule's states for a parameter."""
         return float64 if param.dtype is float64 else self.state_dtype

@@ -188,6 +188,43 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
         genesis.save({}, tmp_path / "x" / "below a file")
 
 
+class Slow(io.BytesIO):
+    """Takes at most five bytes at a time, as a raw file may."""
+
+    def write(self, data: Any) -> int:
+        return super().write(memoryview(data)[:5])
+
+
+def test_file_objects_hold_what_files_do(tmp_path: Path) -> None:
+    obj = {"a": genesis.arange(7, dtype="bfloat16"), "b": [1, genesis.tensor([True, False]), genesis.zeros(0)]}
+    genesis.save(obj, tmp_path / "x")
+    whole = (tmp_path / "x").read_bytes()
+    for file in (io.BytesIO(b"before"), Slow(b"before"), (tmp_path / "y").open("w+b")):
+        with file:
+            file.write(b"before")
+            file.seek(6)
+            genesis.save(obj, file)
+            file.seek(6)
+            assert file.read() == whole
+            file.seek(6)
+            assert same(obj, genesis.load(file, weights_only=False))
+    for size in range(1, len(whole)):
+        with pytest.raises(ModelError):
+            genesis.load(io.BytesIO(whole[:size]))
+    with open(tmp_path / "x", "rb") as file, pytest.raises(DiskError, match="saving to a file object"):
+        genesis.save(obj, file)
+
+
+@pytest.mark.parametrize("where", [{"cpu": "cpu"}, {"cuda:0": "cuda:1"}, lambda tensor, place: None, "cpu"])
+def test_places_of_torch(where: Any) -> None:
+    file = io.BytesIO()
+    genesis.save({"a": genesis.ones(2)}, file)
+    file.seek(0)
+    assert genesis.load(file, where)["a"].device == Device("cpu")
+    file.seek(0)
+    assert genesis.load(file, lambda tensor, place: (tensor * 2, place))["a"][1] == "cpu"
+
+
 # --- Refused ----------------------------------------------------------------------------------------------------------
 
 
@@ -258,10 +295,12 @@ def test_calls_that_cannot_be_meant(tmp_path: Path) -> None:
     (tmp_path / "z").write_bytes(b"GGUF\3\0\0\0\0")
     for call, error, message in (
         (lambda: genesis.load(tmp_path / "x", "cpu", device="cpu"), UsageError, "map_location or device"),
-        (lambda: genesis.load(tmp_path / "x", {"cuda:0": "cpu"}), UsageError, "not a dict"),
-        (lambda: genesis.load(tmp_path / "x", weights_only=False), UsageError, "never runs code"),
-        (lambda: genesis.load(io.BytesIO()), UsageError, "a path, not a BytesIO"),
-        (lambda: genesis.save({}, 3), UsageError, "a path, not a int"),
+        (lambda: genesis.load(tmp_path / "x", 3), UsageError, "not a int"),
+        (lambda: genesis.load(io.BytesIO()), ModelError, r"no bytes after its position \| call its seek"),
+        (lambda: genesis.load(io.BytesIO(b"\x80\x02}q\x00.")), ModelError, "pickle"),
+        (lambda: genesis.load(io.StringIO()), UsageError, 'open for text | .* "rb"'),
+        (lambda: genesis.save({}, io.StringIO()), UsageError, 'open for text | .* "wb"'),
+        (lambda: genesis.save({}, 3), UsageError, "a path or a binary file object, not a int"),
         (lambda: genesis.save({}, ""), UsageError, "is not a file path"),
         (lambda: genesis.load("a\0b"), UsageError, "is not a file path"),
         (lambda: genesis.save({}, tmp_path), DiskError, "is a folder, not a file"),

@@ -31,6 +31,40 @@ def test_constants() -> None:
     assert (values(init.constant_, 3, val=2.5) == 2.5).all()
 
 
+def test_identities_pass_their_input_on() -> None:
+    np.testing.assert_array_equal(values(init.eye_, 2, 3), np.eye(2, 3))
+    for size in ((4, 2, 3), (4, 3, 2, 4), (2, 2, 1, 3, 5)):
+        found = values(init.dirac_, *size, groups=2)
+        expected = np.zeros(size, np.float32)
+        for out in range(size[0]):
+            if out % (size[0] // 2) < size[1]:
+                expected[(out, out % (size[0] // 2), *(n // 2 for n in size[2:]))] = 1
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ShapeError, match="3 output channels into 2"):
+        init.dirac_(zeros(3, 1, 1), groups=2)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (5, 3), (2, 3, 4), (6, 1)])
+def test_orthogonal_matrices(shape: tuple[int, ...]) -> None:
+    found = values(init.orthogonal_, *shape, gain=2.0).reshape(shape[0], -1).astype(np.float64)
+    small = found @ found.T if found.shape[0] < found.shape[1] else found.T @ found
+    np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-5)
+    short = init.orthogonal_(zeros(*shape, dtype="bfloat16"))
+    assert short.dtype.name == "bfloat16" and short.float().norm().item() > 0.9
+
+
+def test_sparse_matrices() -> None:
+    found = values(init.sparse_, 10, 4, sparsity=0.25, std=3.0)
+    assert ((found == 0).sum(0) == 3).all() and 1 < found[found != 0].std() < 6
+    assert (init.sparse_(zeros(0, 2), 0.5) == 0).all()
+
+
+@pytest.mark.parametrize("make", [init.eye_, init.dirac_, init.orthogonal_, lambda t: init.sparse_(t, 0.5)])
+def test_dimensions_of_whole_matrices(make: Any) -> None:
+    with pytest.raises(ShapeError, match="dimensions, not of shape"):
+        make(zeros(3))
+
+
 def test_uniform_and_normal() -> None:
     u = values(init.uniform_, *SHAPE, a=-2.0, b=4.0)
     assert u.min() >= -2 and u.max() < 4 and u.mean() == pytest.approx(1, abs=FEW * math.sqrt(3))
@@ -93,7 +127,15 @@ def test_skip_init_leaves_memory_and_generators_alone() -> None:
     with init.skip_init():
         with init.skip_init():
             layer = Linear(4, 4)
-        for make in (init.uniform_, init.normal_, init.trunc_normal_, init.ones_, init.xavier_normal_):
+        for make in (
+            init.uniform_,
+            init.normal_,
+            init.trunc_normal_,
+            init.ones_,
+            init.xavier_normal_,
+            init.orthogonal_,
+            init.eye_,
+        ):
             assert (values(make, 3, 3) == 0).all()
     assert get_state() == before and layer.weight.shape == (4, 4)
     assert (values(init.ones_, 3) == 1).all()
@@ -114,6 +156,9 @@ def test_skip_init_says_where_weights_are_made() -> None:
 def test_gains() -> None:
     assert init.calculate_gain("relu") == math.sqrt(2) and init.calculate_gain("tanh") == 5 / 3
     assert init.calculate_gain("leaky_relu") == pytest.approx(math.sqrt(2 / 1.0001))
+    assert init.calculate_gain("conv1d") == init.calculate_gain("conv_transpose3d") == 1
+    with pytest.raises(UsageError, match="slope of leaky_relu is True"):
+        init.calculate_gain("leaky_relu", True)
     with pytest.raises(UsageError, match="'other'"):
         init.calculate_gain("other")
     with pytest.raises(UsageError, match="mode"):
@@ -125,7 +170,7 @@ def test_gains() -> None:
 @pytest.mark.parametrize(
     "make",
     [init.uniform_, init.normal_, init.trunc_normal_, init.xavier_uniform_, init.xavier_normal_, init.kaiming_uniform_,
-     init.kaiming_normal_],
+     init.kaiming_normal_, init.orthogonal_],
 )  # fmt: skip
 def test_seeds_decide(make: Any) -> None:
     first, second = (values(make, 5, 4, generator=Generator(3)) for _ in range(2))

@@ -171,6 +171,26 @@ def test_loading_copies_in_place_and_casts() -> None:
         np.testing.assert_array_equal(model.state_dict()[name].numpy(), value.numpy())
 
 
+def test_assigned_states_are_taken_as_they_are() -> None:
+    model, other = Tied().requires_grad_(False), Tied().double()
+    kept, state = model.embed.weight, other.state_dict()
+    del state["embed.weight"]
+    result = model.load_state_dict(state, assign=True)
+    assert repr(result) == "<All keys matched successfully>"
+    assert model.embed.weight is model.head.weight is not kept and not model.embed.weight.requires_grad
+    assert isinstance(model.embed.weight, nn.Parameter) and model.embed.weight.dtype.name == "float64"
+    for name, value in state.items():
+        assert model.state_dict()[name].data_ptr() == value.data_ptr()
+    layer, weight = nn.Linear(2, 1, bias=False), nn.Parameter(ones(1, 2), requires_grad=False)
+    assert repr(layer.load_state_dict({"w": ones(1)}, False, True)) == (
+        "_IncompatibleKeys(missing_keys=['weight'], unexpected_keys=['w'])"
+    )
+    layer.load_state_dict({"weight": weight}, assign=True)
+    assert layer.weight is weight and weight.requires_grad
+    with pytest.raises(ModelError, match="wrong shape"):
+        layer.load_state_dict({"weight": ones(2)}, assign=True)
+
+
 def test_a_tied_parameter_may_stand_under_any_of_its_names() -> None:
     model, other = Tied(), Tied()
     state = other.state_dict()

@@ -93,6 +93,19 @@ def test_state_dict_is_plain_values_and_tensors() -> None:
     assert saved["state"][1]["step"] == 2 and saved["state"][1]["exp_avg"].shape == (5,)
 
 
+def test_sgd_saves_what_torch_saves() -> None:
+    for settings, kept in (({}, set()), ({"momentum": 0.9}, {"momentum_buffer"})):
+        params = leaves()
+        optimizer = optim.SGD(params, lr=0.1, **settings)
+        walk(optimizer, params, 0, 2)
+        saved = optimizer.state_dict()["state"]
+        assert len(saved) == (3 if kept else 0) and all(set(s) == kept for s in saved.values())
+    short = leaves("bfloat16")
+    rounding = optim.SGD(short, lr=0.1, low_precision="stochastic")
+    walk(rounding, short, 0, 2)
+    assert {s["step"] for s in rounding.state_dict()["state"].values()} == {2}  # its noise depends on the step
+
+
 def corrupt(saved: dict[str, Any], how: str) -> None:
     if how == "groups":
         saved["param_groups"].append({"params": []})

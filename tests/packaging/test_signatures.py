@@ -47,7 +47,7 @@ _DIFFERENT = {
     "nothing is pickled": "load save",
     "takes no function: decorate with enable_grad()": "enable_grad autograd.enable_grad",
     "complex results have no out=": "complex polar",
-    "one copy of the state": "nn.Module.load_state_dict nn.Module.state_dict",
+    "one copy of the state": "nn.Module.state_dict",
     "events are between streams of one process": "cuda.Event",
     "torch lists no parameter": "cuda.CUDAGraph.register_generator_state",
     "checks and notes of torch's compiler": (
