@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -133,6 +134,24 @@ def allocated(shape: Sequence[int], dtype: DType, device: Device) -> Array:
         nbytes = math.prod(shape) * dtype.itemsize
     storage = backend_for(device).allocate(nbytes)
     return Array(storage, shape, contiguous_strides(shape), dtype, device)
+
+
+def is_sole_owner(x: Array) -> bool:
+    """Whether x is contiguous and nothing but x refers to its memory, not even a numpy array of the caller."""
+    values, storage = x._np, cast(Any, x.storage)
+    if sys.getrefcount(storage) != _HELD + 1 or storage.owner is not None or storage.nbytes != x.nbytes:
+        return False
+    views = 0 if values is None else 1
+    is_seen = views and sys.getrefcount(values) != _HELD + 1
+    return x.is_contiguous and not is_seen and (x.device is not CPU or sys.getrefcount(storage.block) == 2 + views)
+
+
+def _held() -> int:
+    x = object()
+    return sys.getrefcount(x)
+
+
+_HELD = _held()  # the count of an object to which only a local variable refers
 
 
 def empty_strided(shape: Shape, strides: Shape, dtype: DType, device: Device = CPU) -> Array:

@@ -14,8 +14,8 @@ from typing import Any
 from genesis.array import Array, constant
 from genesis.autograd.engine import BackwardPass, _check_finite, _Step
 from genesis.autograd.graph import BaseNode, Edge, Node
-from genesis.autograd.modes import is_anomaly_enabled
 from genesis.autograd.record import AccumulateNode, Taped, _node, apply, as_tensor, taped
+from genesis.backend import mode
 from genesis.errors import GradientError
 from genesis.op import BackwardStep, Context, Op, execute, registry, tracing
 
@@ -101,7 +101,7 @@ class RecordedPass(BackwardPass):
             return
         step, self.tape.node = _RecordedStep(self, node), node.name
         produced = node.apply(grads, step, self._prepared) if isinstance(node, Node) else node.apply(grads, step)
-        if is_anomaly_enabled():
+        if mode.anomaly:
             _check_finite(node, produced)
         for edge, grad in zip(node.edges, produced, strict=False):
             if edge is not None and grad is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy as np
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import BaseNode, Edge, is_same_window, tape_watches
-from genesis.autograd.modes import enable_grad, is_anomaly_enabled, no_grad
 from genesis.autograd.record import AccumulateNode, TensorBase, apply, as_tensor, taped
+from genesis.backend import mode
 from genesis.errors import GradientError, NumericError, ShapeError, UsageError
 from genesis.op import Accumulated, GradientLease, registry
 
@@ -123,14 +123,22 @@ class BackwardPass:
         """Run one node and pass its gradients on."""
         step = _Step(self, node)
         produced = node.apply(grads, step)
-        if is_anomaly_enabled():
+        if mode.anomaly:
             _check_finite(node, produced)
+        is_plain = not (step.slots or step.taken or step.leases)  # nothing to resolve: nearly all nodes
         for i, (edge, grad) in enumerate(zip(node.edges, produced, strict=False)):
             if edge is not None and grad is not None:
-                self.add(edge, *step.resolve(i, edge, grad))
-        step.finish(produced)
+                if is_plain:
+                    self.add(edge, grad)
+                else:
+                    self.add(edge, *step.resolve(i, edge, grad))
+        if not is_plain:
+            step.finish(produced)
         if not self.retain_graph:
             node.release()
+
+
+_NONE: Mapping[int, Any] = {}
 
 
 class _Step:
@@ -140,9 +148,9 @@ class _Step:
 
     def __init__(self, current: BackwardPass, node: BaseNode) -> None:
         self.current, self.node = current, node
-        self.slots: dict[int, Array] = {}  # gradient slots passed to the vjp, by input
-        self.taken: set[int] = set()  # inputs whose accumulated gradient the vjp took
-        self.leases: Mapping[int, GradientLease] = {}
+        self.slots: Mapping[int, Array] = _NONE  # gradient slots passed to the vjp, by input
+        self.taken: tuple[int, ...] = ()  # inputs whose accumulated gradient the vjp took
+        self.leases: Mapping[int, GradientLease] = _NONE
 
     @property
     def is_last(self) -> bool:
@@ -163,7 +171,7 @@ class _Step:
             return None
         slot = self.current.lease(edge)
         if slot is not None:
-            self.slots[i] = slot
+            self.slots = {**self.slots, i: slot}
         return slot
 
     def take_accumulated(self, i: int) -> Accumulated | None:
@@ -180,7 +188,7 @@ class _Step:
             gradient, is_own = self.current.take_earlier_gradient(edge), True
         if gradient is None:
             return None
-        self.taken.add(i)
+        self.taken += (i,)
         return Accumulated(gradient, is_own)
 
     def resolve(self, i: int, edge: Edge, grad: Array) -> tuple[Array, bool]:
@@ -213,16 +221,6 @@ class _Step:
 recorded_pass: list[Callable[[bool, bool], tuple[BackwardPass, AbstractContextManager[None]]]] = []
 
 
-def _begin(
-    retain_graph: bool, to_leaves: bool, create_graph: bool
-) -> tuple[BackwardPass, AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return a pass, the context that traces its ops, and the mode in which hooks and custom functions run."""
-    if not create_graph:
-        return BackwardPass(retain_graph, to_leaves), nullcontext(), no_grad()
-    recorded, trace = recorded_pass[0](retain_graph, to_leaves)
-    return recorded, trace, enable_grad()
-
-
 def run_backward(
     roots: Sequence[tuple[Edge, Array]],
     *,
@@ -238,46 +236,65 @@ def run_backward(
         capture: edges whose gradients are returned, None for an edge without one. Leaves then accumulate nothing.
         create_graph: record the pass, so that its gradients have gradients; see double.py.
     """
-    # Hooks and custom functions compute in the types of their arguments.
-    no_autocast = resumed(settings()._replace(low={})) if autocasting.low else nullcontext()
-    current, trace, recording = _begin(retain_graph, capture is None, create_graph)
-    with recording, no_autocast, trace, tape_watches[0].runs_backward() if tape_watches else nullcontext():
-        # Count consumers, seed the roots, and find the nodes that the captured edges depend on.
-        waiting = _consumers([edge for edge, _ in roots])
-        for edge, grad in roots:
-            current.add(edge, grad)
-        wanted = {edge: i for i, edge in enumerate(capture or ())}
-        running = set(waiting) if capture is None else _leading_to(capture, list(waiting))
-        captured: list[Array | None] = [None] * len(wanted)
-        # Run ready nodes in priority order; each finished node may make its inputs ready.
-        ready = [(_priority(node), node) for node, count in waiting.items() if count == 0]
-        heapq.heapify(ready)
-        while ready:
-            _, node = heapq.heappop(ready)
-            grads = current.pop(node)
-            if grads is not None:
+    current, surroundings = BackwardPass(retain_graph, capture is None), []
+    if create_graph:
+        current, trace = recorded_pass[0](retain_graph, capture is None)
+        surroundings.append(trace)
+    if autocasting.low:  # hooks and custom functions compute in the types of their arguments
+        surroundings.append(resumed(settings()._replace(low={})))
+    if tape_watches:
+        surroundings.append(tape_watches[0].runs_backward())
+    before, mode.grad = mode.grad, create_graph  # hooks and custom functions are recorded with the pass
+    try:
+        if not surroundings:
+            return _carry(current, roots, capture)
+        with ExitStack() as stack:
+            for each in surroundings:
+                stack.enter_context(each)
+            return _carry(current, roots, capture)
+    finally:
+        mode.grad = before
+
+
+def _carry(
+    current: BackwardPass, roots: Sequence[tuple[Edge, Array]], capture: Sequence[Edge] | None
+) -> list[Array | None]:
+    """Run the nodes that `roots` reach; return the gradients of the edges in `capture`."""
+    # Count consumers, seed the roots, and find the nodes that the captured edges depend on.
+    waiting = _consumers([edge for edge, _ in roots])
+    for edge, grad in roots:
+        current.add(edge, grad)
+    wanted = {edge: i for i, edge in enumerate(capture or ())}
+    running = None if capture is None else _leading_to(capture, list(waiting))
+    captured: list[Array | None] = [None] * len(wanted)
+    # Run ready nodes in priority order; each finished node may make its inputs ready.
+    ready = [(node.rank, node) for node, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    while ready:
+        _, node = heapq.heappop(ready)
+        grads = current.pop(node)
+        if grads is not None:
+            if node.hooks:
                 _run_hooks(node, grads)
+            if wanted:
                 for output, value in enumerate(grads):
                     if (index := wanted.get(Edge(node, output))) is not None:
                         captured[index] = value
-                if node in running:
-                    if tape_watches:
-                        with tape_watches[0].runs(node):
-                            current.run(node, grads)
-                    else:
+            if running is None or node in running:
+                if tape_watches:
+                    with tape_watches[0].runs(node):
                         current.run(node, grads)
-            for below in (e.node for e in node.edges if e is not None):
+                else:
+                    current.run(node, grads)
+        for source in node.edges:
+            if source is not None:
+                below = source.node
                 waiting[below] -= 1
                 if waiting[below] == 0:
-                    heapq.heappush(ready, (_priority(below), below))
-        for _, grad in roots[:1]:
-            grad.storage.backend.join_side_stream()
-        return captured
-
-
-def _priority(node: BaseNode) -> tuple[bool, int]:
-    """The sort key of ready nodes. Leaves come first although their sequence number may be low."""
-    return not isinstance(node, AccumulateNode), -node.sequence
+                    heapq.heappush(ready, (below.rank, below))
+    for _, grad in roots[:1]:
+        grad.storage.backend.join_side_stream()
+    return captured
 
 
 def _run_hooks(node: BaseNode, grads: list[Array | None]) -> None:
@@ -294,6 +311,8 @@ def _run_hooks(node: BaseNode, grads: list[Array | None]) -> None:
 
 
 def _check_finite(node: BaseNode, produced: Sequence[Array | None]) -> None:
+    if not mode.check_nan:
+        return
     for i, grad in enumerate(produced):
         if grad is not None and grad.dtype.is_floating_point and bool(np.isnan(grad.numpy().astype(np.float64)).any()):
             raise NumericError(

@@ -81,13 +81,18 @@ class HookHandle:
 
 
 class BaseNode:
-    """A node as the engine sees it: the edges of its inputs, the specs of its outputs, and its recording order."""
+    """A node as the engine sees it: the edges of its inputs, the specs of its outputs, and its recording order.
 
-    __slots__ = ("__weakref__", "edges", "hooks", "line", "name", "sequence", "specs")
+    Attributes:
+        rank: of all nodes that are ready, the one with the lowest rank runs.
+    """
+
+    __slots__ = ("__weakref__", "edges", "hooks", "line", "name", "rank", "sequence", "specs")
 
     def __init__(self, name: str, edges: tuple[Edge | None, ...], specs: tuple[Spec | None, ...]) -> None:
         self.name, self.edges, self.specs = name, edges, specs
         self.sequence = next(_sequence)
+        self.rank = -self.sequence
         self.line = calling_line() if mode.anomaly else ""
         self.hooks: list[tuple[int, GradHook]] = []  # (output, hook on its gradient)
         if tape_watches:

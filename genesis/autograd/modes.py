@@ -22,11 +22,6 @@ def is_grad_enabled() -> bool:
     return mode.grad
 
 
-def is_anomaly_enabled() -> bool:
-    """Whether backward checks every gradient for NaN in this thread."""
-    return mode.anomaly and mode.check_nan
-
-
 class Switch:
     """Sets one field of the thread's state inside a block or a decorated function. It may nest and be re-entered.
 

@@ -6,6 +6,7 @@ of the view's base, and other views of that base re-derive their history from it
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, Self
 
-from genesis.array import Array, Spec, constant, empty, empty_strided, overlap_in_part
+from genesis.array import _HELD, Array, Spec, constant, empty, empty_strided, is_sole_owner, overlap_in_part
 from genesis.autograd.autocast import CachedCast, autocasting, fp32_type, low_precision_type, wanted_types
 from genesis.autograd.graph import BaseNode, Edge, GradientSlot, Lease, Node, Saved, is_same_window
 from genesis.autograd.modes import is_grad_enabled
@@ -228,15 +229,23 @@ class AccumulateNode(BaseNode):
     def __init__(self, leaf: TensorBase) -> None:
         super().__init__("accumulate", (), (Spec(leaf.array.shape, leaf.array.dtype),))
         self.leaf = weakref.ref(leaf)
+        self.rank -= 1 << 62  # before all other nodes, although the sequence number may be low
 
     def apply(self, grads: list[Array | None], step: BackwardStep) -> tuple[()]:
-        leaf, grad = self.leaf(), grads[0]
+        leaf, grad = self.leaf(), grads.pop()
         if leaf is None or grad is None:
             return ()
-        if not step.is_total or leaf.grad is None:
+        if leaf._grad is None and leaf._gradient_slot is None:
+            if sys.getrefcount(grad) == _HELD and is_sole_owner(grad):  # nobody else can see it: no copy
+                leaf._grad = TensorBase.wrap(grad)
+                leaf._gradient_arrived()
+            else:
+                leaf.accumulate_grad(grad)
+            return ()
+        if not step.is_total or leaf._grad is None:
             leaf.accumulate_grad(grad)
             return ()
-        held = leaf.grad.array
+        held = leaf._grad.array
         if not is_same_window(held, grad):
             registry["copy"](grad, out=held)
         leaf._gradient_arrived()

@@ -34,6 +34,52 @@ def large(requires_grad: bool = True) -> Any:
     return genesis.ones(1 << 17, dtype=genesis.float64, requires_grad=requires_grad)
 
 
+# --- The memory of a gradient -----------------------------------------------------------------------------------------
+
+
+def gradient_memory(kept: Any = None, scale: float = 2.0) -> tuple[Any, int]:
+    """The gradient of a leaf, and the address of the memory in which the vjp computed it."""
+    a, seen = leaf(genesis, 1.0, 2.0), []
+
+    def hook(g: Any) -> None:
+        seen.append(g.data_ptr())
+        if kept is not None:
+            kept(g)
+
+    b = a.view(2)  # its gradient becomes the leaf's
+    b.register_hook(hook)
+    (b * scale).backward(genesis.ones(2, dtype=genesis.float64))
+    return a.grad, seen[0]
+
+
+def test_a_gradient_that_nothing_else_sees_is_not_copied() -> None:
+    grad, computed = gradient_memory()
+    assert grad.data_ptr() == computed and grad.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("view", [lambda g: g, lambda g: g.numpy(), lambda g: g.numpy()[1:], lambda g: g[1:]])
+def test_a_gradient_that_the_program_keeps_is_copied(view: Any) -> None:
+    kept: list[Any] = []
+    grad, computed = gradient_memory(lambda g: kept.append(view(g)))
+    assert grad.data_ptr() != computed
+    grad += 1
+    assert kept[0].tolist() in ([2, 2], [2])
+
+
+def test_a_gradient_that_the_program_passed_in_is_copied() -> None:
+    a, given = leaf(genesis, 1.0, 2.0), np.ones(2)
+    a.view(2).backward(genesis.from_numpy(given))
+    a.grad.mul_(3)
+    assert given.tolist() == [1, 1]
+
+
+def test_leaves_that_receive_one_gradient_do_not_share_memory() -> None:
+    a, b = leaf(genesis, 1.0, 2.0), leaf(genesis, 3.0, 4.0)
+    ((a + b) * 2).sum().backward()
+    a.grad.mul_(5)
+    assert a.grad.tolist() == [10, 10] and b.grad.tolist() == [2, 2]
+
+
 # --- Depth ------------------------------------------------------------------------------------------------------------
 
 
