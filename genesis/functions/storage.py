@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, empty
+from genesis.array import Array, empty, from_numpy
 from genesis.autograd.record import TensorBase
-from genesis.backend import Device, Storage
+from genesis.backend import CPU, Device, Storage, backend_for
 from genesis.dtypes import uint8
 from genesis.errors import DTypeError, ShapeError
 from genesis.shapes import Shape, contiguous_strides
@@ -51,6 +51,20 @@ class UntypedStorage:
         from genesis.ops.elementwise import copy
 
         return UntypedStorage(copy(self._bytes()).storage, self.device)
+
+    def cpu(self) -> UntypedStorage:
+        """Return the bytes in host memory: the same memory on the CPU, otherwise a copy."""
+        if not self.is_cuda:
+            return self
+        return UntypedStorage(from_numpy(self._bytes().numpy()).storage, CPU)
+
+    def copy_(self, source: UntypedStorage, non_blocking: bool | None = None) -> UntypedStorage:
+        """Copy the bytes of a storage of the same size. Raises ShapeError for another size."""
+        if source.nbytes() != self.nbytes():
+            raise ShapeError(f"copy_ of {source.nbytes()} bytes into {self.nbytes()} bytes of storage")
+        if source != self:
+            backend_for(self.device).from_numpy(source._bytes().numpy(), self._bytes())
+        return self
 
     def _bytes(self) -> Array:
         return Array(self._memory, (self.nbytes(),), (1,), uint8, self.device)

@@ -20,23 +20,23 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (5_305, MEASURING),
     "kernels": (14_840, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (5_360, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_430, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_270, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
     "compiler": (2_330, ("genesis/compiler/",)),
-    "core and nn": (25_440, ("genesis/",)),
+    "core and nn": (25_450, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_280, ()),
+    "docstrings": (14_290, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (84_300, ("tests/",)),
+    "tests": (84_430, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

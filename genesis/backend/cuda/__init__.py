@@ -27,6 +27,7 @@ from genesis.backend.cuda.launch import forget_plan, recorders, recording
 from genesis.backend.cuda.memory import ALIGNMENT, CudaStorage, Pool
 from genesis.backend.cuda.simulated import HostDriver, drivers
 from genesis.backend.cuda.stream import CommStream, PinnedPool, SideStream
+from genesis.backend.cuda.triton_driver import install
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
@@ -283,6 +284,8 @@ def find_backend(which: AnyDevice = None) -> CudaBackend:
 def backend_of(device: Device) -> CudaBackend:
     """The backend of a CUDA device."""
     _started.append(CudaBackend(device))
+    if _started[-1].driver.prepare is None:
+        install(backend_of)
     return _started[-1]
 
 
