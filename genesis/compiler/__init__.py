@@ -10,7 +10,7 @@ from genesis.compiler.compiled import Compiled, CompiledModule, everything
 from genesis.compiler.explain import Explanation
 from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like
 from genesis.compiler.graph import Graph, Value
-from genesis.compiler.program import OpStep, Program
+from genesis.compiler.program import OpStep, Program, is_random
 from genesis.errors import UsageError
 from genesis.keywords import check_calls
 from genesis.nn.module import Module
@@ -28,7 +28,9 @@ def schedule(graph: Graph) -> Program:
         make = step_of
         fusion = Fusion(graph, lambda call: point_like(call) and expression_of(call) is not None, reductions=True)
     else:
-        fusion = Fusion(graph, lambda call: devices == {"cpu"} and point_like(call), reductions=False)
+        fusion = Fusion(
+            graph, lambda call: devices == {"cpu"} and point_like(call) and not is_random(call), reductions=False
+        )
     # An op alone runs its own kernel.
     steps = []
     for unit in fusion.ordered():

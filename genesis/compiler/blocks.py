@@ -11,7 +11,6 @@ from genesis.array import Array
 from genesis.backend.cpu import parallel
 from genesis.compiler.fuse import Group
 from genesis.compiler.graph import Value
-from genesis.compiler.program import Draws
 from genesis.shapes import numel
 
 BLOCK = 1 << 17  # elements; with fewer, the calls of numpy cost more than the cache saves
@@ -31,7 +30,7 @@ class BlockStep:
         # Values that no later call of the group reads pass their block on to the next value of their dtype.
         self.slots, self.dtypes = _blocks_of(group, set(stored))
 
-    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+    def run(self, array_of: Callable[[Value], Array]) -> None:
         group, space = self.group, self.group.space
         stored = {v: array_of(v).view_np() for v in self.results}
         loaded = {

@@ -9,23 +9,28 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from genesis import random
+from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
-from genesis.backend import mode
+from genesis.backend import CPU, Device, mode
+from genesis.compiler.graph import Value
 from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
 from genesis.compiler.state import ATOMS, State
-from genesis.compiler.trace import Break, Fake, Trace
-from genesis.dtypes import default_dtype
+from genesis.compiler.trace import Break, Fake, Trace, fake
+from genesis.dtypes import default_dtype, int64
 from genesis.errors import UsageError
 from genesis.nn.module import Module, changes
-from genesis.op import current_tracer
+from genesis.op import current_tracer, registry
 
 CACHE_LIMIT = 64  # regions of one function; torch has 8, and each holds only a graph and its kernels
+_SEED = 0x9E3779B97F4A7C15  # of the generator during a trace; another one means that the function sets it
 everything: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 
@@ -129,7 +134,8 @@ class Entry:
         layouts: the layouts of these tensors; None for constants.
         described: the structure of the result.
         outside: results that are arguments or captured tensors themselves, by number of the result.
-        draws: counters that a run takes from the default generator, and its offset during the trace.
+        draws: counters that a run takes from the default generator.
+        position: what holds the position of the generator, the last input of the region; None without draws.
     """
 
     region: Region
@@ -138,7 +144,8 @@ class Entry:
     layouts: list[tuple[Any, ...] | None]
     described: Any
     outside: dict[int, TensorBase | int]
-    draws: tuple[int, int]
+    draws: int
+    position: Device | None
     count: int = field(default=0)
 
     def holds(self) -> bool:
@@ -151,18 +158,48 @@ class Entry:
         return True
 
     def run(self, tensors: list[TensorBase]) -> Any:
-        draws: dict[str, Any] = {}
-        taken, offset = self.draws
-        if taken:
-            generator = random.default_generator
-            draws = {"seed": generator.initial_seed(), "shift": generator.offset - offset}
-            generator.offset += taken
-        results = iter(self.region.run([*tensors, *self.captured], draws))
+        drawn = [] if self.position is None else [_position(self.position, self.draws)]
+        results = iter(self.region.run([*tensors, *drawn, *self.captured]))
         made = []
         for i in range(self.count):
             known = self.outside.get(i)
             made.append(next(results) if known is None else tensors[known] if isinstance(known, int) else known)
         return rebuild(self.described, made)
+
+
+def _position(device: Device, draws: int) -> Array:
+    """Return offset and seed of the default generator as an array, and advance it by so many counters."""
+    seed, offset, base = random.default_generator.reserve_relative(4 * draws, device)
+    if base is None:
+        position = empty((2,), int64, device)
+        position.storage.backend.from_numpy(np.array((offset, seed), np.uint64).view(np.int64), position)
+        return position
+    position = cast(Array, registry["copy"](base.array))
+    for i, word in enumerate((offset, seed)):  # in a capture; the words are relative to those in memory
+        part = position.view((1,), (1,), i)
+        registry["add"](part, int(np.uint64(word).astype(np.int64)), out=part)
+    return position
+
+
+def _drawing(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int]:
+    """Call a traced function. Return its result and the number of counters that it drew at the position, an input."""
+    generator = random.default_generator
+    then, fixed = generator.state(), generator.fixed_draws
+    position = TensorBase.wrap(trace.input(fake(Value((2,), (1,), int64, device))))
+    try:
+        generator.manual_seed(_SEED)
+        with generator.positioned_by(position):
+            result = function()
+        taken = generator.offset
+        if generator.initial_seed() != _SEED:
+            raise Break("seeds the random generator")
+        if generator.fixed_draws != fixed:
+            raise Break("draws random numbers on two devices")
+    finally:
+        generator.restore(then)
+    if not taken:
+        trace.graph.inputs.pop()
+    return result, taken
 
 
 def trace_call(
@@ -178,18 +215,10 @@ def trace_call(
         stand_in = TensorBase.wrap(trace.input(t.array))
         stand_in._requires_grad = t.requires_grad
         fakes.append(stand_in)
-    generator, began = random.default_generator, next(_sequence)
-    offset, seed = generator.offset, generator.initial_seed()
-    args, kwargs = rebuild(described, fakes)
-    try:
-        with trace.active(), resumed(settings()):
-            result = function(*args, **kwargs)
-        taken = generator.offset - offset
-        if generator.initial_seed() != seed:
-            raise Break("seeds the random generator")
-    finally:
-        generator.manual_seed(seed)
-        generator.offset = offset
+    device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
+    began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
+    with trace.active(), resumed(settings()):
+        result, taken = _drawing(lambda: function(*args, **kwargs), trace, device)
     if changes.count != state.version or not state.holds():
         raise Break("changes what it reads: an attribute, a list or a variable")
     outputs: list[TensorBase] = []
@@ -200,7 +229,7 @@ def trace_call(
     before = list(trace.graph.inputs)
     trace.graph.writes = [
         (value, now.window(value.shape, value.strides, 0))
-        for value, t in zip(before, fakes, strict=True)
+        for value, t in zip(before, fakes, strict=False)
         if (now := t.array.storage.value) is not value
     ]
     # Results that exist outside of the region are returned as they are.
@@ -235,10 +264,11 @@ def trace_call(
         captured.append(array if owner is None else owner)
         layouts.append(None if owner is None else layout(owner))
     place = {id(t): i for i, t in enumerate(fakes)} | {
-        id(t): len(fakes) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
+        id(t): len(before) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
     }
     region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule)
-    return Entry(region, state, captured, layouts, structure, outside, (taken, offset), len(outputs))
+    drawn = device if taken else None
+    return Entry(region, state, captured, layouts, structure, outside, taken, drawn, len(outputs))
 
 
 # --- The compiled function --------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from genesis.compiler.graph import Call, Graph, Value
-from genesis.compiler.program import is_random
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel
 
 ROW_LIMIT = 16384  # elements of a row that one program keeps in registers
@@ -281,8 +280,8 @@ def needs_memory(group: Group, graph: Graph) -> list[Value]:
 
 
 def point_like(call: Call) -> bool:
-    """Whether a call is elementwise with one result and draws no random numbers."""
+    """Whether a call is elementwise with one result."""
     return (
-        call.op.elementwise and len(call.outputs) == 1 and not is_random(call) and not call.op.mutates
+        call.op.elementwise and len(call.outputs) == 1 and not call.op.mutates
         and bool(call.outputs[0].size)
     )  # fmt: skip

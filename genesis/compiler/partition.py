@@ -10,37 +10,12 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from genesis.compiler.graph import Call, Graph, Value
-from genesis.compiler.program import is_random
 
 # Elementwise ops that numpy computes about as fast as it copies. On the CPU others are not computed again.
-CHEAP = frozenset(
-    [
-        "copy",
-        "cast",
-        "fill",
-        "add",
-        "sub",
-        "mul",
-        "neg",
-        "abs",
-        "square",
-        "maximum",
-        "minimum",
-        "where",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "clamp",
-        "sign",
-        "relu",
-    ]
-)
+CHEAP = frozenset((
+    "copy", "cast", "fill", "add", "sub", "mul", "neg", "abs", "square", "maximum", "minimum", "where", "eq", "ne",
+    "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "clamp", "sign", "relu",
+))  # fmt: skip
 _ENDLESS = 1 << 62
 
 
@@ -91,7 +66,7 @@ def can_repeat(call: Call) -> bool:
     """Whether backward may compute a call of forward again."""
     if call.op.name == "fill":
         return True
-    if not call.op.elementwise or is_random(call) or len(call.outputs) != 1:
+    if not call.op.elementwise or len(call.outputs) != 1:
         return False
     return call.outputs[0].device.type != "cpu" or call.op.name in CHEAP
 

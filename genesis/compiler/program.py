@@ -28,22 +28,9 @@ class Step(Protocol):
     reads: list[Value]
     results: list[Value]
 
-    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+    def run(self, array_of: Callable[[Value], Array]) -> None:
         """Compute the results, whose arrays exist already."""
         ...
-
-
-class Draws:
-    """Random numbers of a run: (seed, offset) of its first draw, and the offset of that draw in the trace."""
-
-    __slots__ = ("seed", "shift")
-
-    def __init__(self, seed: int = 0, shift: int = 0) -> None:
-        self.seed, self.shift = seed, shift
-
-    def moved(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        """Return the attributes of a random op for this run."""
-        return {**attrs, "seed": self.seed, "offset": attrs["offset"] + self.shift}
 
 
 class OpStep:
@@ -51,13 +38,12 @@ class OpStep:
 
     def __init__(self, call: Call) -> None:
         self.call, self.reads, self.results = call, call.reads, list(call.outputs)
-        self.is_random = is_random(call)
 
-    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+    def run(self, array_of: Callable[[Value], Array]) -> None:
         call = self.call
         inputs = tuple([array_of(x) if isinstance(x, Value) else x for x in call.inputs])
         outputs = tuple([array_of(v) for v in call.outputs])
-        run_op(call.op, outputs, inputs, draws.moved(call.attrs) if self.is_random else call.attrs)
+        run_op(call.op, outputs, inputs, call.attrs)
 
 
 def is_random(call: Call) -> bool:
@@ -90,7 +76,6 @@ class Program:
         # A new value of an input is stored into the input itself at the end, unless it is also a result.
         self.results = list(dict.fromkeys(v.root for v in graph.outputs if v.root not in own))
         self.changed = tuple(graph.inputs.index(old) for old, _ in graph.writes)
-        self.draws = any(is_random(call) for call in graph.calls)
         self.offsets, self.nbytes = self._places()
 
     def specs(self) -> tuple[Spec, ...]:
@@ -101,7 +86,7 @@ class Program:
     def device(self) -> Device:
         return (self.results or [new for _, new in self.graph.writes])[0].device
 
-    def run(self, outputs: Sequence[Array], inputs: Sequence[Array], draws: Draws | None = None) -> None:
+    def run(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """Run all steps."""
         roots: Arrays = dict(zip(self.inputs, inputs, strict=True))
         for value, array in zip(self.results, outputs, strict=True):
@@ -119,9 +104,8 @@ class Program:
             root = roots[value.base]
             return root.view(value.shape, value.strides, root.offset + value.offset)
 
-        draws = draws or Draws()
         for step in self.steps:
-            step.run(array_of, draws)
+            step.run(array_of)
         for old, new in self.graph.writes:
             if new.root is not old:
                 store(array_of(new), roots[old])

@@ -16,7 +16,7 @@ from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node
 from genesis.backend import mode
 from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
-from genesis.compiler.program import Draws, Program
+from genesis.compiler.program import Program
 from genesis.compiler.trace import Break, Trace, fake
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, execute
@@ -76,15 +76,15 @@ class Region:
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Any], draws: dict[str, Any]) -> list[Any]:
+    def run(self, tensors: Sequence[Any]) -> list[Any]:
         """Run on the tensors or arrays of the inputs; return the tensors of the outputs."""
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in tensors])
-        results = execute(self.forward, arrays, draws, None) if self.program.steps or self.program.results else ()
+        results = execute(self.forward, arrays, {}, None) if self.program.steps or self.program.results else ()
         node: Node | None = None
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
             if edges is not None:
-                node = _node(self.forward, edges, arrays, results, draws)
+                node = _node(self.forward, edges, arrays, results, {})
                 node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
         made = []
         for i, (index, value) in enumerate(self.outputs):
@@ -112,9 +112,7 @@ class Region:
                 grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
             given.append(grad if grad.is_contiguous else _contiguous(grad))
         assert self.backward is not None
-        # Backward repeats draws of forward, such as the mask of a dropout, at the same position.
-        draws = ctx.attrs if self.backward_program.draws else {}
-        results = iter(execute(self.backward, (*kept, *given), draws, None))
+        results = iter(execute(self.backward, (*kept, *given), {}, None))
         found = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
         gradients: list[Array | None] = [None] * len(ctx.inputs)
         values = iter(self.rest)
@@ -158,26 +156,22 @@ def _op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str,
     """Return an op that runs a program."""
     specs = program.specs()
 
-    def infer(*inputs: Any, **attrs: Any) -> tuple[Spec, ...]:
+    def infer(*inputs: Any) -> tuple[Spec, ...]:
         return specs
 
-    def reference(out: Any, *inputs: Any, **attrs: Any) -> None:
+    def reference(out: Any, *inputs: Any) -> None:
         from genesis.array import from_numpy
 
         outs = out if isinstance(out, tuple) else (out,)
-        program.run([from_numpy(x) for x in outs], [from_numpy(x) for x in inputs], _draws(attrs))
+        program.run([from_numpy(x) for x in outs], [from_numpy(x) for x in inputs])
 
-    def cuda_impl(out: Any, *inputs: Any, **attrs: Any) -> None:
-        program.run(out if isinstance(out, tuple) else (out,), inputs, _draws(attrs))
+    def cuda_impl(out: Any, *inputs: Any) -> None:
+        program.run(out if isinstance(out, tuple) else (out,), inputs)
 
     kept = tuple(i if kind == "input" else f"out{i}" for kind, i in saved)
     if len(specs) == 1:
         kept = tuple("out" if k == "out0" else k for k in kept)
     return Op(name, reference, infer, vjp, saves=kept, mutates=program.changed, family="compiled", cuda_impl=cuda_impl)
-
-
-def _draws(attrs: dict[str, Any]) -> Draws | None:
-    return Draws(attrs["seed"], attrs["shift"]) if attrs else None
 
 
 def tape_ends(outputs: Sequence[TensorBase], began: int) -> list[Edge]:

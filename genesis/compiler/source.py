@@ -23,14 +23,15 @@ from genesis.backend.cuda.dispatch import cuda_impl_of
 from genesis.backend.cuda.launch import launch
 from genesis.compiler.fuse import REDUCTIONS, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
-from genesis.compiler.program import Draws, run_op
+from genesis.compiler.program import run_op
 from genesis.compiler.trace import Break, Fake, fake
 from genesis.dtypes import DType, bool_, int64
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.pointwise import random
 from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
 from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
-from genesis.shapes import Shape, broadcast_strides, numel
+from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
 _numbers = itertools.count(1)
 
@@ -49,6 +50,8 @@ def expression_of(call: Call) -> Expression | None:
         return Expression(identity, (source,), work_type(dtype), bool_)
     if name == "fill":
         return Expression(identity, (call.attrs["value"],), work_type(out.dtype), bool_)
+    if name == "dropout":  # `_Writer.dropout` writes it
+        return Expression(identity, call.inputs[:1], work_type(out.dtype), bool_) if len(call.inputs) == 2 else None
     stand_ins: dict[int, Value] = {}
 
     def stand_in(x: Any) -> Any:
@@ -95,9 +98,10 @@ class GroupStep:
     kernel: Any
     operands: list[Value]  # windows, in the order of the kernel's pointers
     stored: list[Value]
+    indices: list[Shape]  # strides over the space of the element numbers that random calls read
     tile: tuple[int, int]  # R, C; or BLOCK, 0
 
-    def run(self, array_of: Callable[[Value], Array], draws: Draws) -> None:
+    def run(self, array_of: Callable[[Value], Array]) -> None:
         arrays = [array_of(v) for v in self.stored]
         partials = []
         programs = self.programs()
@@ -126,9 +130,9 @@ class GroupStep:
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
         group, space = self.group, self.group.space
         strides = [group.places[v] for v in self.stored]
-        strides += [group.loads[v] for v in self.operands]
+        strides += [*(group.loads[v] for v in self.operands), *self.indices]
         if group.split is None:
-            order = sorted(range(len(space)), key=lambda d: -max((st[d] for st in strides[:1]), default=0))
+            order = memory_order(space, strides[0] if self.stored else contiguous_strides(space))
             sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
             launch(
                 self.kernel, programs, *stores, *loads, numel(space), programs, sizes, *merged,
@@ -146,12 +150,17 @@ class GroupStep:
         )  # fmt: skip
 
 
+def memory_order(space: Shape, strides: Shape) -> list[int]:
+    """The dimensions from the one with the widest stride to the one with the narrowest."""
+    return sorted(range(len(space)), key=lambda d: -strides[d])
+
+
 PARTIALS = 1024  # programs of a kernel with partial results
 
 
 def warps(elements: int) -> int:
     """The warps of a program that holds a tile of so many elements."""
-    return 4 if elements <= 2048 else 8 if elements <= 8192 else 16
+    return max(4, min(16, elements // 512))
 
 
 def accumulator(call: Call) -> DType:
@@ -170,12 +179,15 @@ class _Writer:
     Attributes:
         lines: the statements between loads and stores, for one tile.
         after: statements behind the loop over tiles, which store partial results.
+        stored: values that the kernel stores.
         operands: windows that the kernel loads, in the order of its pointers a0, a1, …
+        indices: strides over the space of the element numbers e0, e1, …, which random calls read.
         globals: the names that the source uses.
     """
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group, stored: list[Value]) -> None:
+        self.group, self.stored = group, stored
+        self.indices: list[Shape] = []
         self.lines: list[str] = []
         self.after: list[str] = []
         self.operands: list[Value] = []
@@ -271,6 +283,39 @@ class _Writer:
             text = f"{self.function(expression.function, call.op.name)}({', '.join(arguments)})"
         self.keep(call, text, expression.work, self.shape_of(self.group.places[call.outputs[0]]))
 
+    def dropout(self, call: Call) -> None:
+        """A dropout: the words of a counter decide about four elements that are neighbours in row-major order."""
+        (x, position), out, space, k = call.inputs, call.outputs[0], self.group.space, self.group.split
+        work, p = work_type(out.dtype), call.attrs["p"]
+        lift = self.group.lift(call)
+        assert lift is not None
+        strides, place = lift(out.shape, contiguous_strides(out.shape)), self.group.places[out]
+        e, pointer = f"e{len(self.indices)}", f"a{len(self.operands)}"
+        self.indices.append(strides)
+        self.operands.append(position)
+        self.group.loads[position] = (0,) * len(space)
+        attrs = f"{call.attrs['offset']}, {min(int(p * 2.0**32), 0xFFFFFFFF)}"
+        shape, value = self.shape_of(place), self.operand(x, call, work)
+        if k is None:
+            order = memory_order(
+                space, (self.stored and self.group.places[self.stored[0]]) or contiguous_strides(space)
+            )
+            fours = collapse(*(tuple(each[d] for d in order) for each in (space, strides)))[1] == (1,)
+            where, aligned = "tile * BLOCK + tl.arange(0, BLOCK // 4) * 4", True
+        else:
+            fours = shape[-2] == "C" and self.group.columns > 2 and collapse(space[k:], strides[k:])[1] == (1,)
+            where = f"offsets(r, rows, r{e}) + tl.arange(0, C // 4)[None, :] * 4"
+            aligned = all(st % 4 == 0 for st in strides[:k])
+        if fours:
+            keeps = f"{self.function(random.kept_fours, 'kept_fours')}({pointer}, {where}, {attrs}, {aligned})"
+        else:
+            where = self.address(e, shape)[0]
+            keeps = f"{self.function(random.kept, 'kept')}({pointer}, {where}, {attrs})"
+        scale = _literal(float(1 / (1 - p) if p < 1 else 0))
+        word = _word(work)
+        text = f"tl.where({keeps}, tl.full([1] * {shape.count(',') + 1}, {scale}, {word}), 0.0) * {value}"
+        self.keep(call, text, work, shape)
+
     def masked(self, text: str, other: str) -> str:
         """Replace the columns beyond the row's end."""
         columns = self.group.columns
@@ -337,8 +382,9 @@ class _Writer:
     def source(self, title: str, stores: int) -> str:
         """The whole kernel."""
         totals = self.group.partial
-        each = [*(f"o{j}" for j in range(stores)), *(f"a{i}" for i in range(len(self.operands)))]
-        pointers = [*each[:stores], *(f"p{j}" for j in range(len(totals))), *each[stores:]]
+        loads = [f"a{i}" for i in range(len(self.operands))]
+        each = [*(f"o{j}" for j in range(stores)), *loads, *(f"e{i}" for i in range(len(self.indices)))]
+        pointers = [*each[:stores], *(f"p{j}" for j in range(len(totals))), *loads]
         if self.group.split is None:
             arguments = [*pointers, "n", "programs", "sizes", *(f"s{e}" for e in each)]
             constants, count, head = "BLOCK: tl.constexpr", "tl.cdiv(n, BLOCK)", []
@@ -398,15 +444,17 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     Args:
         stored: values that something outside of the group reads.
     """
-    writer = _Writer(group)
+    stored = [v for v in stored if v in group.places]
+    writer = _Writer(group, stored)
     for call in group.calls:
         if call in group.partial:
             writer.total(group.partial.index(call), call)
         elif call.op.name in REDUCTIONS:
             writer.reduction(call)
+        elif call.op.name == "dropout":
+            writer.dropout(call)
         else:
             writer.point(call)
-    stored = [v for v in stored if v in group.places]
     for j, v in enumerate(stored):
         writer.store(j, v)
     title = "_".join([*(call.op.name for call in group.calls[:4]), str(next(_numbers))])
@@ -419,7 +467,7 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     reads = list(dict.fromkeys(v.root for v in writer.operands))
     results = [*stored, *(call.outputs[0] for call in group.partial)]
     kernel = _jit(source, title, writer.globals)
-    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, tile)
+    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, writer.indices, tile)
 
 
 def _jit(source: str, title: str, names: dict[str, Any]) -> Any:

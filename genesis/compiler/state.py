@@ -17,7 +17,7 @@ from genesis.backend import Device
 from genesis.compiler.trace import Break
 from genesis.dtypes import DType
 from genesis.nn.module import Module, changes
-from genesis.random import Generator
+from genesis.random import Generator, default_generator
 
 _PACKAGE = str(Path(__file__).parents[1])
 # Builtins and standard modules whose calls have effects on the host that a replay would leave out.
@@ -145,6 +145,8 @@ class State:
             self._visit_list(x, names)
         elif isinstance(x, dict):
             self._visit_dict(x, names)
+        elif isinstance(x, Generator) and x is not default_generator:
+            raise Break("draws from a generator of its own")
         elif isinstance(x, (type, types.BuiltinFunctionType, Generator)) or (
             _is_own(type(x)) and not type(x).__module__.startswith("numpy.random")
         ):

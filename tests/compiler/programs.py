@@ -23,6 +23,7 @@ UNARY: tuple[Callable[..., Any], ...] = (
     lambda x: -x, lambda x: x.clamp(-1, 1), lambda x: genesis.where(x > 0, x, x * 0.1), lambda x: x.relu(),
     lambda x: x.pow(3) * 0.1, lambda x: (x.abs() + 1).log(), lambda x: x.sin(), lambda x: x.float(),
     lambda x: genesis.nn.functional.gelu(x), lambda x: genesis.nn.functional.silu(x), lambda x: x - x.floor(),
+    lambda x: genesis.nn.functional.dropout(x, 0.4), lambda x: x + genesis.rand_like(x),
 )  # fmt: skip
 REDUCTIONS: tuple[Callable[..., Any], ...] = (
     lambda x: x.sum(-1, keepdim=True), lambda x: x.mean(-1, keepdim=True), lambda x: x.amax(-1, keepdim=True),
@@ -91,6 +92,7 @@ def program(seed: int) -> tuple[Callable[..., Any], int]:
 
 def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str) -> list[np.ndarray]:
     """The results of a function and the gradients of its float inputs."""
+    genesis.manual_seed(len(inputs))
     tensors = [genesis.tensor(x).to(device).detach().requires_grad_() for x in inputs]
     results = function(*tensors)
     flat = [v for v in (results.values() if isinstance(results, dict) else results) if isinstance(v, Tensor)]
@@ -98,6 +100,7 @@ def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str)
     parts = [(v.float() * (i + 1)).sum() for i, v in enumerate(flat) if v.requires_grad]
     if parts:
         sum(parts[1:], parts[0]).backward()
+    found.append(np.array(genesis.random.default_generator.offset))
     return found + [np.zeros(t.shape) if t.grad is None else t.grad.cpu().numpy() for t in tensors]
 
 

@@ -304,14 +304,45 @@ def test_explain_shows_kernels_and_breaks() -> None:
     assert "test_compile.py" in str(genesis.compile.explain(branches)(ramp(3)))
 
 
-def test_the_gradient_of_dropout_has_the_mask_of_forward() -> None:
-    def drop(x: Any) -> Any:
-        return F.dropout(x * 3, 0.5)
+def drop(x: Any) -> Any:
+    y = F.dropout(x * 3, 0.25)
+    return F.dropout(y + y.sum(-1, keepdim=True), 0.5), F.dropout(x.t(), 0.5) + 1
 
-    compiled, x = genesis.compile(drop), genesis.ones(40).requires_grad_()
-    for _ in range(3):
-        x.grad = None
-        y = compiled(x)
-        y.sum().backward()
-        assert equal(x.grad == 0, y == 0)
-        assert sorted(set(x.grad.tolist())) == [0.0, 6.0]
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("shape", [(4, 16), (3, 7), (40,), (5, 2)])
+def test_draws_are_those_of_eager_code(device: str, shape: tuple[int, ...]) -> None:
+    compiled, x = genesis.compile(drop, fullgraph=True), genesis.ones(shape).to(device).requires_grad_()
+    found = []
+    for function in (drop, compiled):
+        genesis.manual_seed(3)
+        for _ in range(2):
+            x.grad = None
+            results = function(x)
+            sum(y.sum() for y in results).backward()
+            found += [*results, x.grad, genesis.tensor(genesis.random.default_generator.offset)]
+    assert all(map(equal, found[:8], found[8:]))
+
+
+def test_draws_in_a_cuda_graph_are_those_of_eager_code() -> None:
+    compiled, x = genesis.compile(drop), genesis.ones(4, 16, device="cuda")
+    for each in (drop, compiled):
+        each(x)
+    genesis.manual_seed(7)
+    want = [drop(x)[0] for _ in range(4)][1:]
+    graph = genesis.cuda.CUDAGraph()
+    genesis.manual_seed(7)
+    drop(x)
+    with genesis.cuda.graph(graph):
+        y, _ = compiled(x)
+    for expected in want:
+        graph.replay()
+        assert equal(y, expected)
+
+
+def test_a_generator_of_its_own_is_a_break() -> None:
+    generator = genesis.Generator().manual_seed(1)
+    compiled = genesis.compile(lambda x: F.dropout(x, 0.5, generator=generator))
+    x = genesis.ones(100)
+    assert not equal(compiled(x), compiled(x))
+    assert compiled.breaks

@@ -8,7 +8,8 @@ logarithm, sine and cosine of libdevice may differ from numpy's by an ulp of flo
 float32 results. An error for invalid data would need a synchronisation. Instead, invalid elements become NaN and
 invalid samples -1.
 
-Seeds and offsets change with every call, so kernels do not specialize on them, and calls keep no launch plan.
+Seeds and offsets change with every call, so kernels do not specialize on them, and calls keep a launch plan only if
+they have a position.
 
 Tiles: COUNT counters, which give 2·COUNT values of 64 bits or 4·COUNT values of 32 bits.
 """
@@ -218,6 +219,39 @@ def dropout_kernel(
     tl.store(p_o + offsets(i, sizes, so), converted(y, p_o.dtype.element_ty), mask=m)
 
 
+@triton.jit
+def kept_from(p_position, FIRST: tl.constexpr, LIMIT: tl.constexpr, counter):
+    """Return for each word of the counters from FIRST and the position on whether dropout keeps its element."""
+    first = tl.load(p_position).to(tl.uint64, bitcast=True) + tl.full((), FIRST, tl.uint64)
+    seed = tl.load(p_position + 1)
+    words = philox(seed.to(tl.int32), (seed >> 32).to(tl.int32), first + counter.to(tl.uint64))
+    limit = tl.full((), LIMIT, tl.uint32)
+    return words[0] >= limit, words[1] >= limit, words[2] >= limit, words[3] >= limit
+
+
+@triton.jit
+def kept(p_position, e, FIRST: tl.constexpr, LIMIT: tl.constexpr):
+    """Return whether dropout keeps the elements e."""
+    k0, k1, k2, k3 = kept_from(p_position, FIRST, LIMIT, e // 4)
+    word = e % 4
+    return tl.where(word < 2, tl.where(word == 0, k0, k1), tl.where(word == 2, k2, k3))
+
+
+@triton.jit
+def kept_fours(p_position, e, FIRST: tl.constexpr, LIMIT: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return whether dropout keeps e, e + 1, e + 2 and e + 3, in a tile whose last dimension is four times longer."""
+    k0, k1, k2, k3 = kept_from(p_position, FIRST, LIMIT, e // 4)
+    if not ALIGNED:
+        n0, n1, n2, _ = kept_from(p_position, FIRST, LIMIT, e // 4 + 1)
+        two, one = e % 4 >= 2, e % 2 == 1
+        k0, k1, k2, k3, k4 = (
+            tl.where(two, k2, k0), tl.where(two, k3, k1), tl.where(two, n0, k2), tl.where(two, n1, k3),
+            tl.where(two, n2, n0),
+        )  # fmt: skip
+        k0, k1, k2, k3 = tl.where(one, k1, k0), tl.where(one, k2, k1), tl.where(one, k3, k2), tl.where(one, k4, k3)
+    return quads(k0, k1, k2, k3)
+
+
 # --- Multinomial ------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +344,8 @@ def number_words(value: int) -> tuple[int, int]:
 
 def counters(seed: int, offset: int, position: Array | None = None) -> tuple[Any, ...]:
     """Return position, its stride, seed and first counter as kernel arguments."""
-    forget_plan()
+    if position is None:
+        forget_plan()
     place = (None, 0) if position is None else (position, position.strides[0])
     return (*place, *number_words(seed), *number_words(offset))
 
