@@ -10,10 +10,25 @@ docs/user-kernels.md. Importing this module imports neither Triton nor CUDA.
 
 from genesis.array import Spec
 from genesis.custom.check import check_op
+from genesis.custom.cuda_module import CudaKernel, CudaModule, cuda_module
 from genesis.custom.kernel_ops import CudaOp, TritonOp, cuda_op, triton_op
 from genesis.custom.user_op import UserOp, cdiv, load_op, user_ops
 from genesis.keywords import check_calls
 
-__all__ = ["CudaOp", "Spec", "TritonOp", "UserOp", "cdiv", "check_op", "cuda_op", "load_op", "triton_op", "user_ops"]
+__all__ = [
+    "CudaKernel",
+    "CudaModule",
+    "CudaOp",
+    "Spec",
+    "TritonOp",
+    "UserOp",
+    "cdiv",
+    "check_op",
+    "cuda_module",
+    "cuda_op",
+    "load_op",
+    "triton_op",
+    "user_ops",
+]
 
 check_calls(globals(), __all__)

@@ -100,9 +100,7 @@ def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tupl
     """Return the name and parameters of the kernel `entry`, or of the only kernel if `entry` is None.
     Raises UsageError, which names `where`, if the kernel does not exist or there are several.
     """
-    kernels = dict(_KERNEL.findall(_COMMENTS.sub(" ", source)))
-    if not kernels:
-        raise UsageError("the source has no `__global__ void name(...)`", where=where, next="add the kernel")
+    kernels = kernels_of(source, where)
     if entry is None and len(kernels) > 1:
         raise UsageError(
             f"the source has the kernels {', '.join(kernels)}", where=where, next='choose one: entry="..."'
@@ -110,8 +108,18 @@ def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tupl
     chosen = entry if entry is not None else next(iter(kernels))
     if chosen not in kernels:
         raise UsageError(f"the source has no kernel {chosen}", where=where, next=f"it has {', '.join(kernels)}")
-    texts = [text.strip() for text in kernels[chosen].split(",")]
-    return chosen, tuple(_parameter(text) for text in texts if text and text != "void")
+    return chosen, kernels[chosen]
+
+
+def kernels_of(source: str, where: str) -> dict[str, tuple[Parameter, ...]]:
+    """Return the parameters of every kernel of a source. Raises UsageError if there is none."""
+    found = {}
+    for name, listed in _KERNEL.findall(_COMMENTS.sub(" ", source)):
+        texts = [text.strip() for text in listed.split(",")]
+        found[name] = tuple(_parameter(text) for text in texts if text and text != "void")
+    if not found:
+        raise UsageError("the source has no `__global__ void name(...)`", where=where, next="add the kernel")
+    return found
 
 
 def _parameter(text: str) -> Parameter:
@@ -166,19 +174,33 @@ def compile_source(
         UsageError: the source does not compile. The message has the compiler's log, with lines of `source`.
         DeviceError: NVRTC is not installed, or does not support the GPU.
     """
+    return compile_together(source, (entry,), capability, macros, options, title)[0]
+
+
+def compile_together(
+    source: str,
+    entries: tuple[str, ...],
+    capability: tuple[int, int],
+    macros: tuple[tuple[str, Macro], ...] = (),
+    options: tuple[str, ...] = (),
+    title: str = "kernel.cu",
+) -> tuple[Compiled, ...]:
+    """Compile several kernels of a source into the same machine code, as `compile_source` does one."""
     # The cache key is the text, because the values 2 and 2.0 of a macro are equal.
-    return _compiled(_preamble(macros), source, entry, capability, options, title)
+    return _compiled(_preamble(macros), source, entries, capability, options, title)
 
 
 @functools.lru_cache(512)
 def _compiled(
-    preamble: str, source: str, entry: str, capability: tuple[int, int], options: tuple[str, ...], title: str
-) -> Compiled:
+    preamble: str, source: str, entries: tuple[str, ...], capability: tuple[int, int], options: tuple[str, ...],
+    title: str,
+) -> tuple[Compiled, ...]:  # fmt: skip
     nvrtc = _bindings()
     text = preamble + f'#line 1 "{title}"\n' + source
     program = _call(nvrtc.nvrtcCreateProgram, text.encode(), title.encode(), 0, None, None)
     try:
-        _call(nvrtc.nvrtcAddNameExpression, program, entry.encode())
+        for entry in entries:
+            _call(nvrtc.nvrtcAddNameExpression, program, entry.encode())
         words = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", *_includes(), *options]
         (code,) = nvrtc.nvrtcCompileProgram(program, len(words), [word.encode() for word in words])
         log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode().strip()
@@ -189,9 +211,10 @@ def _compiled(
         if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise DeviceError(f"NVRTC failed: {code.name} {log}", where=title)
         # C++ mangles names; NVRTC reports the name in the machine code.
-        name = _call(nvrtc.nvrtcGetLoweredName, program, entry.encode()).decode()
+        names = [_call(nvrtc.nvrtcGetLoweredName, program, entry.encode()).decode() for entry in entries]
         ptx = _read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program).rstrip(b"\0").decode()
-        return Compiled(name, ptx, _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), log)
+        cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        return tuple(Compiled(name, ptx, cubin, log) for name in names)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -279,11 +302,13 @@ class SourceKernel:
     parameters: tuple[Parameter, ...]
     title: str  # name of the source in messages: the op's name with ".cu"
     options: tuple[str, ...] = ()  # for NVRTC
+    together: tuple[str, ...] = ()  # kernels that are compiled with this one, itself among them; empty for it alone
 
     def compile(self, capability: tuple[int, int], macros: dict[str, Macro]) -> Compiled:
         """Compile for a compute capability. Raises the errors of `compile_source`."""
-        key = tuple(sorted(macros.items()))
-        return compile_source(self.source, self.entry, capability, key, self.options, self.title)
+        key, entries = tuple(sorted(macros.items())), self.together or (self.entry,)
+        code = compile_together(self.source, entries, capability, key, self.options, self.title)
+        return code[entries.index(self.entry)]
 
     def launch(
         self, backend: CudaBackend, grid: Grid, block: Grid, shared: int, args: tuple[Any, ...],

@@ -10,8 +10,7 @@ import numpy as np
 
 from genesis.array import Array, Spec, empty
 from genesis.autograd import TensorBase
-from genesis.backend import as_device
-from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp
+from genesis.custom.user_op import Attrs, Constants, KernelLaunch, Operands, Rule, Saved, UserOp, present_capability
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 from genesis.op import execute
@@ -96,7 +95,7 @@ class TritonOp(UserOp):
 
         if is_interpreted():
             raise UsageError(f"{self.name} has no PTX in Triton's interpreter", next="unset TRITON_INTERPRET")
-        capability = capability or _capability()
+        capability = capability or present_capability()
         attrs = self.checked(inputs, attrs)
         device, driver = fake_device(ARCHITECTURES[90])  # the launches of a user's op do not depend on the GPU
         driver.launched.clear()
@@ -106,15 +105,6 @@ class TritonOp(UserOp):
         kernel, signature, _ = driver.launched[-1]
         text = str(compiled(kernel, signature, capability).asm["ptx"])
         return dependent(text) if capability >= (9, 0) else text
-
-
-def _capability() -> tuple[int, int]:
-    from genesis.backend.cuda import driver_for
-
-    try:
-        return driver_for(as_device("cuda").index).properties.capability
-    except DeviceError as error:
-        raise DeviceError("no GPU was found to compile for", next="pass capability=(9, 0)") from error
 
 
 @dataclass(eq=False)
@@ -233,7 +223,7 @@ class CudaOp(UserOp):
             outs = tuple(empty(s.shape, s.dtype) for s in ((specs,) if isinstance(specs, Spec) else specs))
             operands = (outs[0] if len(outs) == 1 else outs, *arrays)
         macros = cuda_impl.constants_of(operands, attrs)
-        return cuda_impl.kernel.compile(capability or _capability(), macros)
+        return cuda_impl.kernel.compile(capability or present_capability(), macros)
 
     def ptx(self, *inputs: Any, capability: tuple[int, int] | None = None, **attrs: Any) -> str:
         """The PTX that NVRTC compiles from the source; see `compiled`."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from genesis.array import Array, Spec, empty
 from genesis.autograd import TensorBase, apply, no_grad
-from genesis.backend import CPU
+from genesis.backend import CPU, as_device
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError, UserCode
 from genesis.functions.create import zeros
 from genesis.op import Context, Op, registry
@@ -248,6 +248,15 @@ def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...
 # --- Launching a kernel, in Triton or CUDA C++ ------------------------------------------------------------------------
 
 
+def three_sizes(name: str, what: str, given: Any) -> Grid:
+    """A grid or block in three dimensions. Raises UsageError, which names `name`, unless up to three are given."""
+    sizes = given if isinstance(given, tuple | list) else (given,)
+    if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
+        raise UsageError(f"{name}: {what} must be up to three sizes, not {given!r}", next="use cdiv()")
+    x, y, z = (*sizes, 1, 1)[:3]
+    return x, y, z
+
+
 @dataclass(eq=False)
 class KernelLaunch:
     """The CUDA implementation of a user's op: evaluates the rules of `genesis.triton_op` and launches the kernel."""
@@ -277,12 +286,7 @@ class KernelLaunch:
 
     def sizes(self, what: str, value: Any, operands: Operands, attrs: Attrs) -> Grid:
         """A grid or block in three dimensions, from up to three sizes or a rule that returns them."""
-        given = self.evaluate(what, value, operands, attrs)
-        sizes = given if isinstance(given, tuple | list) else (given,)
-        if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
-            raise UsageError(f"{self.name}: {what} must be up to three sizes, not {given!r}", next="use cdiv()")
-        x, y, z = (*sizes, 1, 1)[:3]
-        return x, y, z
+        return three_sizes(self.name, what, self.evaluate(what, value, operands, attrs))
 
     def constants_of(self, operands: Operands, attrs: Attrs) -> Attrs:
         """The constants of a call, by name."""
@@ -315,3 +319,13 @@ def _dense(x: Array) -> Array:
     copied = empty(x.shape, x.dtype, x.device)
     cuda_impl_named("copy", "elementwise")(copied, x)
     return copied
+
+
+def present_capability() -> tuple[int, int]:
+    """The compute capability of the current device. Raises DeviceError without a GPU."""
+    from genesis.backend.cuda import driver_for
+
+    try:
+        return driver_for(as_device("cuda").index).properties.capability
+    except DeviceError as error:
+        raise DeviceError("no GPU was found to compile for", next="pass capability=(9, 0)") from error

@@ -123,7 +123,7 @@ def test_a_launch_passes_what_the_kernel_reads() -> None:
     backend: Any = SimpleNamespace(driver=driver, pool=pool, stream=5)
     args = (x.array, -3, 2, 1 << 40, True, 200)
     made = Compiled("mangled", "", b"code", "")
-    with mock.patch.object(cuda_source, "compile_source", return_value=made):
+    with mock.patch.object(cuda_source, "compile_together", return_value=(made,)):
         cuda_source._functions.clear()
         kernel.launch(backend, (2, 3, 4), (8, 4, 1), 64, args, {})
         driver.capturing = True

@@ -24,7 +24,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "user-kernels.md"
 def page_as_module(folder: Path) -> Any:
     """The page's Python in a file, which Triton reads kernels from, imported."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     file = folder / "mykernels.py"
     file.write_text("\n".join(blocks))
     spec = importlib.util.spec_from_file_location("mykernels", file)

@@ -20,7 +20,7 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (5_305, MEASURING),
     "kernels": (14_880, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (5_430, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_540, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_270, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
@@ -33,10 +33,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_290, ()),
+    "docstrings": (14_340, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (84_460, ("tests/",)),
+    "tests": (84_560, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

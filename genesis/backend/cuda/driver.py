@@ -156,6 +156,7 @@ class Driver:
         self._device = self._call(cuda.cuDeviceGet, index)
         self._context = self._call(cuda.cuDevicePrimaryCtxRetain, self._device)
         self.pending, self._is_first = deque(), True
+        self._modules: dict[bytes, Any] = {}  # by machine code: its kernels share its variables
         self._flushing = threading.RLock()
         self._is_flushing = False
         self.enter()
@@ -311,7 +312,9 @@ class Driver:
         """
         self.enter()
         cuda, of = self._cuda, self._cuda.CUfunction_attribute
-        module = self._call(cuda.cuModuleLoadData, image)  # remains loaded until the process ends
+        module = self._modules.get(image)  # remains loaded until the process ends
+        if module is None:
+            module = self._modules[image] = self._call(cuda.cuModuleLoadData, image)
         function = self._call(cuda.cuModuleGetFunction, module, name.encode())
         static = int(self._call(cuda.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
         available = self.properties.shared_memory
@@ -322,7 +325,8 @@ class Driver:
                 next="report this: the kernel's tiles are too large for this GPU",
             )
         if static + shared > 48 << 10:  # above the default limit, a kernel must opt in
-            self._call(cuda.cuFuncSetAttribute, function, of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+            limit = of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._call(cuda.cuFuncSetAttribute, function, limit, available - static)
         # The launch buffer needs the offset and size of each parameter.
         places = [self._call(cuda.cuFuncGetParamInfo, function, i) for i in range(parameters)]
         return Function(function, tuple((int(offset), int(size)) for offset, size in places))
