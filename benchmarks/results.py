@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from genesis.backend import Device
-from genesis.measure.record import Cell, Column, Report, Table, aligned, table
+from genesis.measure.record import Cell, Column, Report, Table, aligned
 from genesis_cli.environment import facts
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -27,7 +27,7 @@ def columns(**described: tuple[str, str, str]) -> list[Column]:
 
 def rows_table(name: str, title: str, of: Sequence[Column], rows: Iterable[Row]) -> Table:
     """Rows as a table, printed for the terminal."""
-    made = table(name, title, of, rows)
+    made = Table(name, title, of, rows)
     print("\n".join(aligned(made)), flush=True)
     return made
 

@@ -114,7 +114,7 @@ def measure(
     """
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
-    from genesis.measure import history, suite
+    from genesis.measure import suite
     from genesis.measure.cases import default_sizes
     from genesis.measure.op import Settings
     from genesis.measure.record import to_text
@@ -125,7 +125,7 @@ def measure(
     where, dtype = resolve_device(asked.device), measured.dtype_of(asked.dtype)
     sizes = tuple(dict.fromkeys(wanted or default_sizes(where, is_fast=asked.fast)))
     planned = suite.jobs(names, sizes, every_axis=not asked.fast)
-    folder = measured.made_folder(asked.out or history.default_folder())
+    folder = measured.made_folder(asked.out or suite.default_folder())
     report = measured.new_report(kind, measured.command_of(context, kind.replace("-", " ")), where)
     try:
         with measured.peer_of(where, asked.vs, asked.torch_python) as peer:
@@ -143,7 +143,7 @@ def measure(
     finally:
         measured.show_progress("")
     report.tables, report.failures, report.notes = suite.tables_of(results), results.failures, suite.notes_of(results)
-    changes = history.changes_table(history.earlier_runs(folder, report), suite.rows_of(results.measured))
+    changes = suite.changes_table(suite.earlier_runs(folder, report), results.measured)
     report.tables[-1:-1] = [changes] if changes.rows else []
     count = len(results.measured)
     if steps is not None:
@@ -152,7 +152,7 @@ def measure(
         report.failures += found.failures
         count += len(found.cases)
     here = Path.cwd()
-    paths = (p.relative_to(here) if p.is_relative_to(here) else p for p in history.save(report, folder))
+    paths = (p.relative_to(here) if p.is_relative_to(here) else p for p in suite.save(report, folder))
     written = [f"written  {escape(path)}" for path in paths]
     # The files hold all cases; a terminal shows the sums.
     short = dataclasses.replace(report, tables=[each for each in report.tables if each.name != "ops"])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genesis.errors import ModelError, UsageError, escape
+from genesis.errors import DeviceError, ModelError, UsageError, escape
 from genesis.files.paths import quote
 from genesis_cli import measured
 from genesis_cli.nproc import is_rank
@@ -169,9 +169,9 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
     Raises:
         GenesisError: as `genesis train` does.
     """
+    from genesis.cuda import nvtx
     from genesis.files.boundary import fitting
     from genesis.measure.record import to_text
-    from genesis.measure.recorder import Nvtx
     from genesis.train.output import Output
     from genesis_cli import recipes
 
@@ -181,12 +181,15 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
         next = "start it without a launcher; genesis bench-model --nproc measures ranks"
         raise UsageError("a run is profiled in one process", where="command line", next=next)
     loaded = recipes.load(asked.config, asked.overrides or [])
-    ranges = Nvtx() if asked.nvtx else None
+    if asked.nvtx and not nvtx.is_available():
+        what = "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found"
+        advice = "pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH"
+        raise DeviceError(what, where="--nvtx", next=advice)
     folder = None if asked.out is None else measured.made_folder(asked.out)
     from genesis_cli.session.profiling import profile
 
     with fitting(ModelError, "running the model"):
-        found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), ranges=ranges)
+        found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), has_ranges=asked.nvtx)
     report = _report(measured.command_of(context, "profile"), loaded, found)
     written = [] if folder is None else list(_write(folder, report, found))
     measured.show(report, [*to_text(report), *written], asked.json)
@@ -199,10 +202,10 @@ def _report(command: str, config: RunConfig, found: Profile) -> Report:
 
     report = measured.new_report("profile-run", command, found.device)
     report.tables = list(step_tables(found.recorded, found.device != CPU))
-    (began, before), *samples = ((at, each["allocated"]) for at, each in found.memory_step.tracks[0].samples)
-    moment, peak = max([(began, before), *samples], key=lambda sample: sample[1])
-    when = f"{format_seconds(moment - began)} into an eager step"
-    report.notes.append(f"Memory peaks at {format_bytes(peak)}, {when}; {format_bytes(before)} exist before it.")
+    changes = found.memory_step.tracks[0].changes
+    first, peak = changes[0], max(changes, key=lambda change: change.allocated)
+    when = f"{format_seconds(peak.at - first.at)} into an eager step; {format_bytes(first.allocated)} exist before it"
+    report.notes.append(f"Memory peaks at {format_bytes(peak.allocated)}, {when}.")
     settings: dict[str, Cell] = {
         "model": found.model.config.model_type,
         "parameters": sum(p.numel() for p in found.model.parameters()),

@@ -176,7 +176,7 @@ class Op:
         plain: `plain(*inputs, **attrs)` computes the outputs of an op without vjp by other ops on arrays. A second
             backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
-            equivalent, or if `genesis.measure.torch_ops` has a call of another form.
+            equivalent, or if `genesis.measure.torch_peer` has a call of another form.
     """
 
     name: str

@@ -22,7 +22,7 @@ from genesis.errors import DeviceError, DistributedError, GenesisError, Interrup
 from genesis.measure.limits import Limits, limits_of
 from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, PeerError, Ratio, ratio_of, started
-from genesis.measure.record import Column, Failure, Table, format_seconds, table
+from genesis.measure.record import Column, Failure, Table, format_seconds
 from genesis.measure.run import (
     MOST,
     UNTIL_CAPTURED,
@@ -433,9 +433,9 @@ def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
 def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
     """The tables of steps, memory and growth, and of the largest case's ops."""
     notes = dict.fromkeys(note for case in cases for note in case.notes)
-    found = [table("steps", title, STEPS, cases, notes=notes), table("memory", "memory", MEMORY, cases)]
+    found = [Table("steps", title, STEPS, cases, notes=notes), Table("memory", "memory", MEMORY, cases)]
     if grown := growths(cases):
-        found.append(table("growth", "growth", GROWTH, grown))
+        found.append(Table("growth", "growth", GROWTH, grown))
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     if most.ops:
         rooms = [op for op in most.ops if "above" in op]
@@ -443,7 +443,7 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
         above = first and f"{first['name']} has the most room: {format_seconds(first['above'])} above its limit"
         columns = part_columns("op", most.limits.device != CPU)
         label = f"ops of a step, {most.label}"
-        found.append(table("ops", label, columns, most.ops, most=MOST, notes=[above] if above else []))
+        found.append(Table("ops", label, columns, most.ops, most=MOST, notes=[above] if above else []))
     return found
 
 

@@ -25,8 +25,8 @@ from genesis.files.hf import read_json
 from genesis.files.paths import list_folder
 from genesis.files.strict_json import parse_object, read_limited
 from genesis.files.trust import run_file
-from genesis.measure.history import default_folder
 from genesis.measure.record import Cell, Column, Table, Unit, aligned, format_bytes
+from genesis.measure.suite import default_folder
 from genesis.train.config import Config
 from genesis.train.config_file import RESOLVED, load_config
 from genesis.train.metrics import FILE_NAME

@@ -14,7 +14,6 @@ from genesis.backend.cpu import threads
 from genesis.backend.cuda.compilations import cancelled_on_error
 from genesis.data.loader import Batch
 from genesis.files.atomic import temporary_folder
-from genesis.measure.recorder import Nvtx
 from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, plain_steps, recorded_steps
 from genesis.measure.session import Recording
 from genesis.train.config import Config
@@ -54,17 +53,17 @@ class Profile:
     threads: int | None
 
 
-def profile(config: Config, *, steps: int, console: Output, ranges: Nvtx | None = None) -> Profile:
+def profile(config: Config, *, steps: int, console: Output, has_ranges: bool = False) -> Profile:
     """Profile `steps` steps of the run that `config` describes, and take as many unwatched.
 
     Args:
-        ranges: another profiler that shows phases, modules and ops.
+        has_ranges: shows phases, modules and ops to Nsight as NVTX ranges.
 
     Raises:
         GenesisError: as `genesis train` does.
     """
     with advised(config), cancelled_on_error(), Interrupts(saves=False) as interrupts, ExitStack() as stack:
-        return profiled(_assembled(config, console, interrupts, stack), steps, ranges)
+        return profiled(_assembled(config, console, interrupts, stack), steps, has_ranges)
 
 
 def _assembled(config: Config, console: Output, interrupts: Interrupts, stack: ExitStack) -> Training:
@@ -91,7 +90,7 @@ def _cache(config: Config, stack: ExitStack) -> str:
     return str(known) if known.is_dir() else stack.enter_context(temporary_folder())
 
 
-def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Profile:
+def profiled(training: Training, steps: int, has_ranges: bool = False) -> Profile:
     """The profile of an assembled run's next steps."""
     model: Any = training.state.model
     is_on_cpu = training.device == CPU
@@ -102,13 +101,13 @@ def profiled(training: Training, steps: int, ranges: Nvtx | None = None) -> Prof
         gc.collect()  # frees the graphs
     subject = _subject(training, None if is_on_cpu else _eager(_steps(training, EVERY)))
     plain = plain_steps(subject, steps, WARM_UP)
-    recorded = [Recorded("eager", plain, recorded_steps(subject, steps, 1, ranges), list(notes))]
+    recorded = [Recorded("eager", plain, recorded_steps(subject, steps, 1, has_ranges), list(notes))]
     (memory_step,) = recorded_steps(subject, 1, 0, has_memory=True)
     del subject
     gc.collect()
     if not is_on_cpu and not notes:  # the steps were captured
         subject = _subject(training, _steps(training, EVERY, notes.append))
-        under_watch = recorded_steps(subject, steps, UNTIL_RECORDED, ranges)
+        under_watch = recorded_steps(subject, steps, UNTIL_RECORDED, has_ranges)
         recorded.insert(0, Recorded("captured", captured, under_watch, notes))
     return Profile(training.device, model, recorded, memory_step, threads() if is_on_cpu else None)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 from genesis.errors import UsageError, nearest
-from genesis.measure.record import Column, Unit, aligned, format_seconds, table
+from genesis.measure.record import Column, Table, Unit, aligned, format_seconds
 from genesis.measure.recorder import OUTSIDE, Frame, divided
 from genesis.measure.session import Recording
 from genesis.shapes import Shape
@@ -105,7 +105,7 @@ class EventList(list[Average]):
             metric = metric_of(sort_by)
             rows.sort(key=lambda row: (getattr(row, metric), row.cpu_time_total), reverse=True)
         host, device = self.self_cpu_time_total, sum(row.self_device_time_total for row in self)
-        shown = table("averages", "", _columns(host, device), rows[: None if row_limit < 0 else row_limit])
+        shown = Table("averages", "", _columns(host, device), rows[: None if row_limit < 0 else row_limit])
         widths = {"key": max_name_column_width, "input_shapes": max_shapes_column_width, "stack": max_src_column_width}
         for row in shown.rows:
             for key, width in widths.items():
@@ -202,7 +202,7 @@ def averages(
                 row_of(around[0]).count += kernel.op != OUTSIDE
             add(around, "device_time_total", kernel.seconds * 1e6)
         for track in recording.tracks:
-            metric = "cpu_memory_usage" if track.device == "cpu" else "device_memory_usage"
-            for change in track.changes:
+            metric = "cpu_memory_usage" if track.device.type == "cpu" else "device_memory_usage"
+            for change in track.changes[1:]:
                 add(list(keys(change.frame)) or [nowhere], metric, change.nbytes)
     return EventList(rows.values())

@@ -49,11 +49,7 @@ Make = Callable[["Request"], Arguments]
 
 @dataclass(frozen=True)
 class Request:
-    """A call to build: op, shape, axes, dtype and device.
-
-    Attributes:
-        rng: draws all values of the call in order, so equal requests build equal calls.
-    """
+    """A call to build: op, shape, axes, dtype and device."""
 
     op: Op
     shape: Shape
@@ -61,6 +57,8 @@ class Request:
     dtype: DType  # of every operand for which the call names no dtype
     device: Device
     letters: str = ""  # one letter for each dimension of the shape; empty for ops that take any shape
+    inputs: tuple[Any, ...] = ()  # once they are made
+    # Draws all values of the call in order, so equal requests build equal calls.
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
     @functools.cached_property
@@ -100,15 +98,16 @@ class Request:
         result = empty(shape, dtype, self.device)  # first, because it refuses what does not fit into memory
         count = min(result.size, DISTINCT_VALUES)
         low, high = (-(shape[-1] ** -0.5), shape[-1] ** -0.5) if values == "w" else BOUNDS.get(values[-1:], (-1.0, 1.0))
-        if dtype.is_floating_point:
+        if values == "%":
+            some = self.rng.integers(0, 64, count)
+        elif dtype.is_floating_point:
             some = self.rng.uniform(low, high, count).astype(dtype.numpy)
         else:
             some = self.rng.integers(0, 2, count).astype(np.bool_) if dtype is bool_ else self.rng.integers(1, 8, count)
-        backend_for(self.device).from_numpy(np.resize(some, shape), result)
-        return result
+        return self.placed(np.resize(some, shape), dtype, result)
 
-    def placed(self, values: Any, dtype: DType = int64) -> Array:
-        result = empty(np.shape(values), dtype, self.device)
+    def placed(self, values: Any, dtype: DType = int64, into: Array | None = None) -> Array:
+        result = empty(np.shape(values), dtype, self.device) if into is None else into
         backend_for(self.device).from_numpy(np.asarray(values), result)
         return result
 
@@ -123,15 +122,17 @@ def call(operands: str, **attrs: Any) -> Make:
     and all but the last; H half of the last size; S the number of elements; o 1; r `RANK`.
 
     Values are uniform in [-1, 1), or: + in [0.5, 2); ? in [0, 1); ^ in [1, 2); w as small as a model's weights; p a
-    permutation; #X integers below X; <X the integer X - 1. A name in `DTYPES` sets the dtype.
+    permutation; #X integers below X; <X the integer X - 1; % at most 64 distinct numbers. A name in `DTYPES` sets the
+    dtype.
 
     Args:
-        attrs: attributes of the op; a function computes its attribute from the request.
+        attrs: attributes of the op; a function computes its attribute from the request with its inputs.
     """
 
     def make(r: Request) -> Arguments:
         inputs = tuple(r.operand(word) for word in operands.split())
-        values = {name: value(r) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
+        made = replace(r, inputs=inputs)
+        values = {name: value(made) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
         where = {"device": r.device} if not inputs and r.device != CPU else {}  # no input implies the device
         return inputs, values | where
 
@@ -172,20 +173,9 @@ def one_axis(r: Request) -> int:
 
 
 def masked_select(r: Request) -> Arguments:
-    """A mask with about half of its values set, and their number. `masked_select` also takes values and offsets."""
-    mask = r.array(r.shape, "b")
-    inputs = (mask,) if r.op.name == "mask_indices" else (r.array(r.shape), mask, registry["mask_offsets"](mask))
-    return inputs, {"count": int(mask.numpy().sum())}
-
-
-def counted(count: Callable[[np.ndarray], int]) -> Make:
-    """Return a function that builds an array of at most 64 distinct values; `count` computes the result's size."""
-
-    def make(r: Request) -> Arguments:
-        x = r.placed(r.rng.integers(0, 64, r.shape), r.dtype)
-        return (x,), {"size": count(x.numpy())}
-
-    return make
+    """Values, a mask with about half of its values set, and the mask's offsets."""
+    (x, mask), attrs = call("* *:b", count=lambda r: int(r.inputs[1].numpy().sum()))(r)
+    return (x, mask, registry["mask_offsets"](mask)), attrs
 
 
 def backward_of(make: Make, r: Request) -> Arguments:
@@ -220,12 +210,8 @@ class Kind:
     axes: tuple[Axes, ...] = ()  # the default axes to measure; empty for ops without an axis
     make: Make = elementwise  # builds the call of the op that `kind_of` looked up
 
-    @property
-    def shapes(self) -> list[Shape]:
-        return [tuple(map(int, text.split(","))) for text in self.sizes.split()]
-
     def shape_of(self, size: str) -> Shape:
-        return self.shapes[SIZES.index(size)]
+        return tuple(map(int, self.sizes.split()[SIZES.index(size)].split(",")))
 
 
 def over(op: str, **attrs: Any) -> dict[str, Make]:
@@ -233,22 +219,18 @@ def over(op: str, **attrs: Any) -> dict[str, Make]:
     return dict.fromkeys(op.split(), call("*", axes=lambda r: r.axes, **attrs))
 
 
-def step_calls() -> dict[str, Make]:
-    """Calls of elementwise optimizers, on a parameter or on a bfloat16 weight and its residual (`_split`)."""
-    rules: dict[str, tuple[int, dict[str, Any]]] = {  # number of states, settings
-        "sgd": (0, {"weight_decay": 0.1}),
-        "sgd_momentum": (1, {"momentum": 0.9, "dampening": 0.1, "nesterov": False, "weight_decay": 0.1}),
-        "adamw": (2, {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
-        "lion": (1, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}),
-    }
-    return {
-        f"{rule}{split}_step": call(f"{param} * {'*:+ ' * states} {SCALARS}", **settings)
-        for rule, (states, settings) in rules.items()
-        for split, param in (("", "*"), ("_split", "*:bf16 *:i16"))
-    }
-
-
 SCALARS = "1e-3 3 1.0"  # learning rate, step, scale of the gradient
+RULES: dict[str, tuple[int, dict[str, Any]]] = {  # elementwise optimizers: number of states, settings
+    "sgd": (0, {"weight_decay": 0.1}),
+    "sgd_momentum": (1, {"momentum": 0.9, "dampening": 0.1, "nesterov": False, "weight_decay": 0.1}),
+    "adamw": (2, {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
+    "lion": (1, {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}),
+}
+STEPS = {  # on a parameter, or on a bfloat16 weight and its residual (`_split`)
+    f"{rule}{split}_step": call(f"{param} * {'*:+ ' * states} {SCALARS}", **settings)
+    for rule, (states, settings) in RULES.items()
+    for split, param in (("", "*"), ("_split", "*:bf16 *:i16"))
+}
 SCHULZ = {"coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "iterations": 5}
 MUON = {"momentum": 0.95, "nesterov": True, "weight_decay": 0.1, "lr_ratio": 1.0, **SCHULZ}
 FACTORED = {"beta2_decay": -0.8, "eps1": None, "eps2": 1e-3, "d": 1.0, "weight_decay": 0.1}
@@ -289,10 +271,11 @@ ANY = {
     "bernoulli": call("*:?", **DRAWN),
     "dropout": call("*", p=0.5, **DRAWN),
     **dict.fromkeys(("mask_count", "mask_offsets"), call("*:b")),
-    **dict.fromkeys(("mask_indices", "masked_select"), masked_select),
+    "mask_indices": call("*:b", count=lambda r: int(r.inputs[0].numpy().sum())),
+    "masked_select": masked_select,
     **dict.fromkeys(("nonzero_count", "unique_count"), call("*")),
-    "nonzero": counted(lambda x: int(np.count_nonzero(x))),
-    "unique": counted(lambda x: len(np.unique(x))),
+    "nonzero": call("*:%", size=lambda r: np.count_nonzero(r.inputs[0].numpy())),
+    "unique": call("*:%", size=lambda r: len(np.unique(r.inputs[0].numpy()))),
     "bincount": call("S:#64", size=64),
     "total_norm": call("*", ord=2.0),
     "clip_factor": call("4o:f32 :f32 *", max_norm=1.0),
@@ -397,7 +380,7 @@ KINDS = {
     "classes": Kind("reduction", "128,4096 256,16384 4096,32768 256,151936 2048,151936", CLASSES, "mn", "rows,classes"),
     "linear cross entropy": Kind("matmul", LOSSES, HEAD, "mkn", "rows,width,classes"),
     "step of a matrix": Kind("optimizer", "256,256 896,896 4864,896 2048,2048 4096,4096", MATRIX_STEPS, "mn"),
-    "step of a rule": Kind("optimizer", SQUARES, step_calls()),
+    "step of a rule": Kind("optimizer", SQUARES, STEPS),
 }
 # Categories of elementwise ops by the file that defines them.
 FAMILIES = {
@@ -461,23 +444,21 @@ def op_named(name: str) -> tuple[Op, Kind]:
 
 @dataclass(frozen=True)
 class Case:
-    """An op and the arguments of a call.
+    """An op and the arguments of a call."""
 
-    Attributes:
-        name: the requested name.
-        shape: the requested shape.
-        axes: the requested axes; None for all axes, and for ops without an axis.
-    """
-
-    name: str
+    name: str  # as requested, and so are shape and axes
     op: Op
     shape: Shape
-    axes: Axes
+    axes: Axes  # None for all axes, and for ops without an axis
     label: str  # shape and axes as text
     dtype: DType
     device: Device
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
+
+    @property
+    def category(self) -> str:
+        return op_named(self.name)[1].category
 
     @property
     def arrays(self) -> list[Array]:
@@ -491,9 +472,9 @@ class Case:
 
 def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
     """The size classes to measure by default. A CPU takes too long for sizes that fill a GPU."""
-    if is_fast:
-        return ("medium",) if device == CPU else ("large",)
-    return ("small", "medium", "large") if device == CPU else SIZES
+    if device == CPU:
+        return ("medium",) if is_fast else ("small", "medium", "large")
+    return ("large",) if is_fast else SIZES
 
 
 def choices(
@@ -526,8 +507,8 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
         UsageError: the op does not accept this shape, axis or dtype, or the device lacks a feature that the op needs.
     """
     op, kind = op_named(name)
-    if kind.letters and len(shape) not in map(len, kind.shapes):
-        raise UsageError(f"{name} takes the shape {kind.form}; got {listed(shape)}", where="--shape")
+    if kind.letters and len(shape) not in {text.count(",") + 1 for text in kind.sizes.split()}:
+        raise UsageError(f"{name} takes the shape {kind.form}; got {','.join(map(str, shape))}", where="--shape")
     if op.family == "fp8" and device != CPU and (lack := lacking(get_device_capability(device), device)):
         raise UsageError(f"{name} {lack}", where="--device", next="measure another op, or this one on the CPU")
     refused: UsageError | None = None
@@ -539,9 +520,8 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
         except DTypeError as error:
             refused = refused or UsageError(error.what, where="--dtype", next=error.next)
         except (IndexRangeError, ShapeError) as error:
-            where = (
-                "--axis" if isinstance(error, IndexRangeError) else "--shape" if axes is None else "--shape and --axis"
-            )
+            where = "--shape" if axes is None else "--shape and --axis"
+            where = "--axis" if isinstance(error, IndexRangeError) else where
             raise UsageError(error.what, where=where, next=error.next) from error
     assert refused is not None
     raise refused
@@ -549,15 +529,8 @@ def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: 
 
 def label_of(name: str, shape: Shape, axes: Axes) -> str:
     """Shape and axes as text: "4x512x896 over -1"."""
-    label = "x".join(map(str, shape))
-    if not op_named(name)[1].axes:
-        return label
-    return f"{label} over " + ("all" if axes is None else listed(axes) if isinstance(axes, tuple) else str(axes))
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """Numbers separated by commas."""
-    return ",".join(map(str, numbers))
+    label, axis = "x".join(map(str, shape)), "all" if axes is None else re.sub(r"[() ]", "", str(axes))
+    return f"{label} over {axis}" if op_named(name)[1].axes else label
 
 
 class Passes(NamedTuple):

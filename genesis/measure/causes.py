@@ -22,7 +22,7 @@ from genesis.backend.cpu import one_blas_thread, set_threads, threads
 from genesis.dtypes import float32, uint8
 from genesis.errors import GenesisError
 from genesis.measure.kernels import Launch, launches_of
-from genesis.measure.limits import Limits, cuda_backend, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.limits import Limits, cuda_backend, filled, has_gpu_time, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
 from genesis.measure.record import format_bytes, format_seconds, format_share
 from genesis.measure.timing import Plan, cold_calls, measure, of_wall
@@ -68,15 +68,11 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A call to examine.
-
-    Attributes:
-        scaled: returns the call on `factor` times the rows and the ratio of their work, or None if rows cannot change.
-    """
+    """A call to examine."""
 
     call: Call
     device: Device
-    scaled: Scaled = lambda factor: None
+    scaled: Scaled = lambda factor: None  # the call on so many times the rows, and the ratio of work; None if it cannot
     rows: int = 0  # rows of the inputs; 0 if unknown
 
 
@@ -89,7 +85,14 @@ def of_function(function: Callable[..., object], inputs: Sequence[Any], device: 
         count = round(rows * factor)
         if not count or count == rows:
             return None
-        call = partial(function, *[_with_rows(x, rows, count) for x in inputs])
+
+        def resized(x: Any) -> Any:
+            if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
+                return x
+            longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
+            return TensorBase.wrap(registry["slice"](longer, items=((0, count, 1),)))
+
+        call = partial(function, *map(resized, inputs))
         try:
             call()
         except Exception:  # the function works at its own sizes only
@@ -97,14 +100,6 @@ def of_function(function: Callable[..., object], inputs: Sequence[Any], device: 
         return call, count / rows
 
     return Subject(partial(function, *inputs), device, scaled, rows)
-
-
-def _with_rows(x: Any, rows: int, count: int) -> Any:
-    """The tensor with `count` rows instead of `rows`; other inputs are returned unchanged."""
-    if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
-        return x
-    longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
-    return TensorBase.wrap(registry["slice"](longer, items=((0, count, 1),)))
 
 
 def examine(subject: Subject, limits: Limits, plan: Plan) -> Finding | None:
@@ -132,37 +127,31 @@ class Step(NamedTuple):
 
 
 class Examined:
-    """The measurements of a subject. Each is taken when it is first needed.
-
-    Attributes:
-        wall: wall time of a call in seconds.
-        gpu: GPU time of a call in seconds; None on the CPU, and if a CUDA graph cannot capture the call.
-    """
+    """The measurements of a subject. Each is taken when it is first needed; times are in seconds."""
 
     def __init__(self, subject: Subject, limits: Limits, plan: Plan) -> None:
         self.subject, self.limits = subject, limits
         self.plan = Plan(max(plan.precision, 0.03), plan.seconds / 15, min(plan.warm_up, 0.01), plan.sample)
         self.on_gpu = has_gpu_time(subject.device)
         self.wall = self.wall_of(subject.call)
+        # None on the CPU, and if a CUDA graph cannot capture the call.
         self.gpu = self.gpu_of(subject.call, self.wall) if self.on_gpu else None
 
     @property
     def seconds(self) -> float:
-        """GPU time in seconds if it is known, otherwise wall time."""
         return self.wall if self.gpu is None else self.gpu
 
     def wall_of(self, call: Call) -> float:
         return measure(of_wall(call, wait_for(self.subject.device)), self.plan).fastest
 
     def gpu_of(self, call: Call, wall: float) -> float | None:
-        """GPU time of a call in seconds; None if a CUDA graph cannot capture it."""
         try:
             return time_on_gpu(call, self.subject.device, wall, self.plan).fastest
         except GenesisError:
             return None
 
     def clock(self, call: Call) -> float:
-        """GPU time of a call in seconds; on the CPU this thread's CPU time, which excludes other programs."""
+        """GPU time; on the CPU this thread's CPU time, which excludes other programs."""
         if self.subject.device == CPU:
             return measure(of_wall(call, lambda: None, time.thread_time), self.plan).fastest
         wall = self.wall_of(call)
@@ -190,12 +179,11 @@ class Examined:
     def scaled(self, factor: float) -> tuple[float, float] | None:
         """The ratios of time and of work at `factor` times the rows; None if they cannot be measured."""
         try:
-            call_and_work = self.subject.scaled(factor)
+            call, work = self.subject.scaled(factor) or (None, 0.0)
         except (GenesisError, MemoryError):
             return None
-        if call_and_work is None or (longer := self.ratio(call_and_work[0])) is None:
-            return None
-        return longer, call_and_work[1]
+        longer = None if call is None else self.ratio(call)
+        return None if longer is None else (longer, work)
 
     @cached_property
     def steps(self) -> tuple[list[Step], float, float]:
@@ -219,10 +207,8 @@ class Examined:
     def moved(self) -> float:
         """The time to copy the call's bytes, as a share of its time."""
         if self.subject.device == CPU:
-            source, target = (empty((COPIED,), uint8) for _ in range(2))
-            registry["fill"](out=source, value=1, shape=source.shape, dtype=source.dtype)
-            copied = self.ratio(partial(registry["copy"], source, out=target), clock=self.wall_of)
-            if copied is not None:
+            copy = partial(registry["copy"], filled((COPIED,), uint8), out=empty((COPIED,), uint8))
+            if (copied := self.ratio(copy, clock=self.wall_of)) is not None:
                 return self.work[0] / (2 * COPIED) * copied
         return self.work[0] / self.limits.bytes_per_second / self.seconds
 
@@ -231,10 +217,8 @@ class Examined:
         """The time of a large matmul with the call's FLOPs, as a share of its time; 0 if no op is a matmul."""
         if not any(len(s.outputs) and s.op.autocast == "low_precision" for s in self.steps[0]):
             return 0.0
-        if self.subject.device == CPU:
-            product = self.ratio(_product(WIDTH), clock=self.wall_of)
-            if product is not None:
-                return self.work[1] / (2 * WIDTH**3) * product
+        if self.subject.device == CPU and (product := self.ratio(_product(WIDTH), clock=self.wall_of)) is not None:
+            return self.work[1] / (2 * WIDTH**3) * product
         rate = self.limits.flops_per_second
         return self.work[1] / rate / self.seconds if rate else 0.0
 
@@ -274,13 +258,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _product(width: int) -> Call:
-    x = empty((width, width), float32)
-    registry["fill"](out=x, value=1, shape=x.shape, dtype=x.dtype)
-    return partial(registry["matmul"], x, x)
-
-
-def _run(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> object:
-    return execute(op, inputs, dict(attrs))
+    return partial(registry["matmul"], *[filled((width, width), float32)] * 2)
 
 
 # --- Issues -----------------------------------------------------------------------------------------------------------
@@ -306,9 +284,8 @@ def _launch(seen: Examined) -> Finding | None:
     """The fixed cost: the time that a CUDA graph removes, or on the CPU the time that does not depend on the size."""
     if seen.gpu is not None:
         evidence = f"a CUDA graph takes {format_seconds(seen.gpu)} of {format_seconds(seen.wall)}"
-        return named(
-            "launch", 1 - seen.gpu / seen.wall, evidence, advice="capture the calls in a CUDA graph, or fuse them"
-        )
+        advice = "capture the calls in a CUDA graph, or fuse them"
+        return named("launch", 1 - seen.gpu / seen.wall, evidence, advice=advice)
     if seen.other_size is not None:
         longer, factor = seen.other_size
         fixed = (factor - longer) / (factor - 1) * seen.wall
@@ -329,8 +306,8 @@ def _strides(seen: Examined) -> Finding | None:
     for op, inputs, _, attrs, _ in seen.steps[0]:
         if op.view is None and not op.mutates and any(map(jumps, inputs)):
             plain = tuple(registry["copy"](x) if jumps(x) else x for x in inputs)
-            jumping = partial(_run, op, inputs, attrs)
-            ratio = seen.ratio(partial(_run, op, plain, attrs), jumping)
+            closed, jumping = (partial(lambda op, x, a: execute(op, x, dict(a)), op, x, attrs) for x in (plain, inputs))
+            ratio = seen.ratio(closed, jumping)
             saved += 0.0 if ratio is None else (1 - ratio) * seen.clock(jumping)
             names.append(op.name)
     if not names:
@@ -356,9 +333,8 @@ def _temporaries(seen: Examined) -> Finding | None:
             extra, share = 2 * hidden, seen.saved_when_small
     if not extra:
         return None
-    evidence = (
-        f"{format_bytes(extra)} of temporaries are moved, and {format_bytes(outside + results)} of operands and results"
-    )
+    evidence = f"{format_bytes(extra)} of temporaries are moved"
+    evidence += f", and {format_bytes(outside + results)} of operands and results"
     return named("temporaries", max(share, extra / seen.work[0] * seen.moved), evidence)
 
 

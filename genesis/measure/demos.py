@@ -15,7 +15,7 @@ from genesis.backend import CPU, Device, backend_for
 from genesis.errors import NumericError
 from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
-from genesis.measure.record import Column, Table, format_ratio, table
+from genesis.measure.record import Column, Table, format_ratio
 from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
@@ -116,7 +116,7 @@ def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
         moved = format_ratio((first["read"] + first["written"]) / (way["read"] + way["written"]))
         noise = " (noisy)" if first["time"].is_noisy or way["time"].is_noisy else ""
         ratios.append(f"{first['name']}: {time}x the time of {way['name']}, {moved}x its bytes{noise}")
-    return table(name, title, WAYS, ways, notes=ratios)
+    return Table(name, title, WAYS, ways, notes=ratios)
 
 
 def gelu_by_hand(x: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def fusion(setting: Setting) -> Iterator[Table]:
     yield ways_table("gelu", f"GELU of {width}x{width} float32", compare(ways, setting))
     softmax = compare({"by hand": lambda: softmax_by_hand(x), "fused": lambda: genesis.softmax(x, -1)}, setting)
     yield ways_table("softmax", f"softmax of the rows of {width}x{width} float32", softmax)
-    yield table("passes", "the passes of softmax by hand", PASSES, softmax[0]["passes"])
+    yield Table("passes", "the passes of softmax by hand", PASSES, softmax[0]["passes"])
 
 
 def batched(setting: Setting) -> Iterator[Table]:
@@ -186,7 +186,7 @@ def access(setting: Setting) -> Iterator[Table]:
         "elements in random order": lambda: flat.index_select(0, elements),
     }
     found, note = compare(ways, setting, None), "The rate counts used elements and indices, not whole lines."
-    yield table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
+    yield Table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
 
 
 DEMOS: dict[str, Callable[[Setting], Iterator[Table]]] = {

@@ -55,17 +55,12 @@ def data_sheet_peak(name: str, dtype: DType) -> float | None:
 
 @dataclass(frozen=True)
 class Limits:
-    """The best rates of a device for one dtype.
-
-    Attributes:
-        flops_per_second: FLOP/s of a large matmul of `dtype`; None for integers. On the CPU, 16-bit floats have the
-            rate of float32, because they are multiplied in float32.
-    """
+    """The best rates of a device for one dtype."""
 
     device: Device
     dtype: DType
     bytes_per_second: float  # bytes read and written by a copy
-    flops_per_second: float | None
+    flops_per_second: float | None  # of a large matmul: 16-bit floats on the CPU have float32's; None for integers
     call_seconds: float  # wall time of the smallest call
     kernel_seconds: float | None  # GPU time of the smallest kernel; None on the CPU
     data_sheet: float | None = None  # peak FLOP/s from the GPU's data sheet; None on the CPU and for unknown GPUs
@@ -81,15 +76,15 @@ COLUMNS = (
 )
 
 
-def has_gpu_time(device: Device) -> bool:
-    """Whether GPU time can be measured: false on the CPU and in Triton's interpreter."""
-    return _kind(device) == "cuda"
-
-
 def _kind(device: Device) -> str:
     from genesis.backend.cuda.driver import is_interpreted
 
     return "cpu" if device == CPU else "interpreter" if is_interpreted() else "cuda"
+
+
+def has_gpu_time(device: Device) -> bool:
+    """Whether GPU time can be measured: false on the CPU and in Triton's interpreter."""
+    return _kind(device) == "cuda"
 
 
 def wait_for(device: Device) -> Callable[[], None]:
@@ -115,9 +110,8 @@ def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: P
 @functools.cache
 def limits_of(device: Device, dtype: DType) -> Limits:
     """The limits for one dtype, measured at the first call."""
-    copied, (smallest, kernel) = copy_rate(device), _smallest_call(device)
     peak = data_sheet_peak(get_device_name(device), dtype) if has_gpu_time(device) else None
-    return Limits(device, dtype, copied, _product_rate(device, dtype), smallest, kernel, peak)
+    return Limits(device, dtype, copy_rate(device), _product_rate(device, dtype), *_smallest_call(device), peak)
 
 
 def _fastest(call: Callable[[], object], device: Device) -> float:
@@ -131,7 +125,7 @@ def copy_rate(device: Device) -> float:
     """Bytes per second, read and written, of the fastest copy: the op's, or on a GPU also the driver's."""
     rates = []
     for size in COPIED[_kind(device)]:
-        source, target = (_filled((size,), uint8, device) for _ in range(2))
+        source, target = (filled((size,), uint8, device) for _ in range(2))
         calls: list[Callable[[], object]] = [functools.partial(registry["copy"], source, out=target)]
         if device != CPU:
             calls.append(functools.partial(_driver_copy, cuda_backend(device), target, source))
@@ -144,8 +138,8 @@ def _driver_copy(backend: CudaBackend, target: Array, source: Array) -> None:
     backend.driver.copy(target.data_ptr(), source.data_ptr(), target.nbytes, backend.stream)
 
 
-def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
-    """Allocate memory and write it once, because the system does not back untouched pages with memory."""
+def filled(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> Array:
+    """Memory that was written once, because the system does not back untouched pages with memory."""
     array = empty(shape, dtype, device)
     registry["fill"](out=array, value=1, shape=shape, dtype=dtype)
     return array
@@ -153,7 +147,6 @@ def _filled(shape: tuple[int, ...], dtype: DType, device: Device) -> Array:
 
 @functools.cache
 def _product_rate(device: Device, dtype: DType) -> float | None:
-    """FLOP/s of the fastest square matmul; None for integers."""
     if not dtype.is_floating_point:
         return None
     if device == CPU and dtype in (bfloat16, float16):
@@ -170,7 +163,7 @@ def _product_rate(device: Device, dtype: DType) -> float | None:
 @functools.cache
 def _smallest_call(device: Device) -> tuple[float, float | None]:
     """Wall time of a call on one element, without recording, and its GPU time."""
-    call = functools.partial(apply, registry["copy"], TensorBase.wrap(_filled((1,), float32, device)))
+    call = functools.partial(apply, registry["copy"], TensorBase.wrap(filled((1,), float32, device)))
     with no_grad():
         wall = measure(of_wall(call, wait_for(device)), QUICK).seconds
         return wall, time_on_gpu(call, device, wall, QUICK).seconds if has_gpu_time(device) else None

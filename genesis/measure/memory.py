@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -18,34 +18,25 @@ if TYPE_CHECKING:
 
 
 class Change(NamedTuple):
-    """An allocation, or a free with negative `nbytes`. `frame` is the host's innermost frame at that time."""
+    """An allocation, or a free with negative `nbytes`, and the bytes allocated after it."""
 
-    at: float
-    address: int
+    at: float  # seconds of `time.perf_counter`
     nbytes: int
-    frame: Frame
+    frame: Frame | None  # the host's innermost one; None for the first entry, the bytes that exist before
+    allocated: int
 
 
 class Track(NamedTuple):
-    """Bytes over time, which a trace shows as a counter. Times are seconds of `time.perf_counter`.
+    """A device's memory over time, which a trace shows as a counter."""
 
-    Attributes:
-        samples: pairs of a time and the bytes by name.
-        device: type of the device.
-        changes: allocations and frees of the device's pool since the track began.
-    """
-
-    name: str
-    samples: Sequence[tuple[float, Mapping[Any, int]]]
-    device: str = ""
-    changes: Sequence[Change] = ()
+    device: Device
+    changes: Sequence[Change]
 
 
 class MemoryWatch:
     """Records the allocations and frees of a device's pool while `watching` is entered.
 
-    Args:
-        current: returns the host's innermost frame.
+    `current` returns the host's innermost frame.
     """
 
     def __init__(self, device: Device, current: Callable[[], Frame]) -> None:
@@ -54,25 +45,23 @@ class MemoryWatch:
         self.begin()
 
     def begin(self) -> None:
-        self._changes = list[Change]()
-        self._began, self._allocated = time.perf_counter(), self._pool.allocated
+        self._changes: list[tuple[float, int, Frame | None]] = [(time.perf_counter(), self._pool.allocated, None)]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        self._pool.watch = lambda address, nbytes: self._changes.append(
-            Change(time.perf_counter(), address, nbytes, self._current())
-        )
+        def watch(address: int, nbytes: int) -> None:
+            self._changes.append((time.perf_counter(), nbytes, self._current()))
+
+        self._pool.watch = watch
         try:
             yield
         finally:
             self._pool.watch = None
 
     def track(self) -> Track:
-        """The track of allocated bytes since `begin`."""
-        totals = itertools.accumulate((change.nbytes for change in self._changes), initial=self._allocated)
-        times = [self._began, *(change.at for change in self._changes)]
-        samples = [(at, {"allocated": total}) for at, total in zip(times, totals, strict=True)]
-        return Track(f"memory of {self._device}", samples, self._device.type, self._changes)
+        """The memory since `begin`."""
+        totals = itertools.accumulate(nbytes for _, nbytes, _ in self._changes)
+        return Track(self._device, [Change(*each, total) for each, total in zip(self._changes, totals, strict=True)])
 
 
 def peak_bytes(call: Callable[[], object], device: Device) -> int:

@@ -10,20 +10,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from genesis.autograd import enable_grad, no_grad
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, GenesisError, UsageError, of_user
 from genesis.measure import causes, kernels
-from genesis.measure.cases import Axes, Case, Passes, choices, label_of, make_case, op_named, passes_of
+from genesis.measure.cases import Axes, Case, choices, label_of, make_case, op_named, passes_of
 from genesis.measure.causes import Call, Finding, Subject
 from genesis.measure.kernels import Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
 from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, Ratio, versus
-from genesis.measure.record import Column, Failure, Table, table
+from genesis.measure.record import Column, Failure, Table
 from genesis.measure.timing import Plan, Timing, measure, of_wall
 from genesis.op import execute
 from genesis.shapes import Shape
@@ -43,20 +44,14 @@ class Settings:
     peer: Child | None = None  # the library to compare with
 
 
-@dataclass(frozen=True)
-class Backward:
+class Backward(NamedTuple):
     """The cost of a gradient."""
 
     recorded: Timing  # wall time of the call while it is recorded
     recording: float  # seconds that recording adds: a difference of two medians, negative if noise exceeds it
-    wall: Timing  # wall time of the op's backward pass
-    gpu: Timing | None  # GPU time of the op's backward pass; None as for `Measured`
-    launches: list[Launch] | None  # None on the CPU
-
-    @property
-    def seconds(self) -> float:
-        """GPU time of the backward pass in seconds if it is known, otherwise wall time."""
-        return (self.gpu or self.wall).seconds
+    wall: Timing  # of the op's backward pass, as are the next two
+    gpu: Timing | None
+    launches: list[Launch]
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Measured:
     flops: int  # by the op's cost rule
     nbytes: int  # by the op's cost rule, each operand once
     peak_bytes: int  # peak memory in addition to the inputs; on the CPU it includes Python objects
-    launches: list[Launch] | None = None  # kernels and fills; None on the CPU
+    launches: list[Launch] = field(default_factory=list)  # kernels and fills; empty on the CPU
     dispatch: dict[str, float] = field(default_factory=dict)  # host seconds by stage; see `kernels.stages_of`
     backward: Backward | None = None
     peer: Ratio | None = None  # the same op in the other library
@@ -81,10 +76,6 @@ class Measured:
     @property
     def name(self) -> str:
         return f"{self.case.name} {self.case.label}"
-
-    @property
-    def category(self) -> str:
-        return op_named(self.case.name)[1].category
 
     @property
     def time(self) -> Timing:
@@ -109,17 +100,18 @@ class Measured:
         return "compute" if (self.compute_share or 0.0) > self.bandwidth_share else "bandwidth"
 
     @property
-    def share(self) -> float | None:
-        return None if self.limit is None else max(self.bandwidth_share, self.compute_share or 0.0)
+    def share(self) -> float:
+        """Share of the limit that binds; 0 without a limit."""
+        return max(self.bandwidth_share, self.compute_share or 0.0)
 
     @property
     def band(self) -> str | None:
-        return None if self.share is None else next(name for least, name in BANDS if self.share >= least)
+        return self.limit and next(name for least, name in BANDS if self.share >= least)
 
     @property
     def is_loaded(self) -> bool:
         """Whether the share describes the kernel rather than the overhead of the call."""
-        return self.share is not None and (self.finding is None or self.finding.issue not in CALL_BOUND)
+        return self.limit is not None and (self.finding is None or self.finding.issue not in CALL_BOUND)
 
     @property
     def is_noisy(self) -> bool:
@@ -146,13 +138,13 @@ def profile_op(
     Raises:
         UsageError: the op does not exist, or it does not accept a shape, an axis, the dtype or a setting.
     """
-    chosen = Settings() if settings is None else settings
-    if chosen.backward and op_named(name)[0].vjp is None:
+    settings = settings or Settings()
+    if settings.backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     for shape, over in choices(name, device, shapes, axes):
         try:
             case = make_case(name, shape, over, dtype, device)
-            yield profile_case(case, limits_of(device, case.dtype), chosen)
+            yield profile_case(case, limits_of(device, case.dtype), settings)
         except (GenesisError, MemoryError) as error:
             if isinstance(error, UsageError) or of_user(error) is not None:
                 raise
@@ -166,29 +158,41 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
         UsageError: the settings request a gradient, and the result has none.
     """
     notes, device, plan = list[str](), case.device, settings.plan
-    launches, dispatch = None, dict[str, float]()
+
+    def times(call: Call) -> tuple[Timing, Timing | None, list[Launch]]:
+        """Wall and GPU time and the launches; a note says why a CUDA graph cannot measure GPU time."""
+        wall, gpu = measure(of_wall(call, wait_for(device)), plan), None
+        try:
+            gpu = time_on_gpu(call, device, wall.seconds, plan) if has_gpu_time(device) else None
+        except DeviceError as error:
+            notes.append(f"no GPU time: {error.what}")
+        return wall, gpu, [] if device == CPU else launches_of(call, device)
+
     with no_grad():
-        wall = measure(of_wall(case.call, wait_for(device)), plan)
-        gpu = _gpu_time(case.call, device, wall, settings, notes)
+        wall, gpu, launches = times(case.call)
         peak = peak_bytes(case.call, device)
         outputs = execute(case.op, case.inputs, dict(case.attrs))
-        if device != CPU:
-            launches = launches_of(case.call, device)
-            dispatch = stages_of(case, plan) if settings.stages else {}
+        dispatch = stages_of(case, plan) if settings.stages and device != CPU else {}
         subject = Subject(case.call, device, partial(scaled, case, limits), case.shape[0] if case.shape else 0)
         finding = causes.examine(subject, limits, plan) if settings.causes else None
+        peer: Ratio | str | None = None
+        if settings.peer is not None:
+            peer = versus(case, settings.peer, plan, outputs[0].shape if outputs else ())
+        if isinstance(peer, str):
+            notes.append(peer)
+            peer = None
+    backward = None
+    if settings.backward:
+        passes = passes_of(case.op, case.inputs, case.attrs)
+        with enable_grad():
+            recorded = measure(of_wall(passes.forward, wait_for(device)), plan)
+        backward = Backward(recorded, recorded.seconds - wall.seconds, *times(passes.backward))
+        if backward.recording > wall.seconds and not wall.is_noisy and not recorded.is_noisy:
+            evidence = "recording for backward takes longer than the call itself"
+            advice = "use no_grad() where no gradient is needed, or one fused op instead of several"
+            finding = Finding("host", backward.recording / recorded.seconds, evidence, advice)
     cost = case.op.cost(case.inputs, outputs, case.attrs)
-    passes = passes_of(case.op, case.inputs, case.attrs) if settings.backward else None
-    backward = None if passes is None else _backward(device, passes, wall, settings, notes)
-    peer = None
-    if settings.peer is not None:
-        with no_grad():
-            shape = outputs[0].shape if outputs else ()
-            found = versus(case, settings.peer, plan, shape)
-        peer = None if isinstance(found, str) else found
-        notes += [found] if isinstance(found, str) else []
     work = cost.flops, cost.bytes, peak
-    finding = _recording(backward, wall) or finding
     return Measured(case, limits, wall, gpu, *work, launches, dispatch, backward, peer, finding, tuple(notes))
 
 
@@ -209,35 +213,6 @@ def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | No
     return (other.call, work(other) / before) if before else None
 
 
-def _gpu_time(call: Call, device: Device, wall: Timing, settings: Settings, notes: list[str]) -> Timing | None:
-    """GPU time; None if it cannot be measured, with a note if a CUDA graph is the reason."""
-    if not has_gpu_time(device):
-        return None
-    try:
-        return time_on_gpu(call, device, wall.seconds, settings.plan)
-    except DeviceError as error:
-        notes.append(f"no GPU time: {error.what}")
-        return None
-
-
-def _backward(device: Device, passes: Passes, wall: Timing, settings: Settings, notes: list[str]) -> Backward:
-    with enable_grad():
-        recorded = measure(of_wall(passes.forward, wait_for(device)), settings.plan)
-    back = measure(of_wall(passes.backward, wait_for(device)), settings.plan)
-    gpu = _gpu_time(passes.backward, device, back, settings, notes)
-    launches = None if device == CPU else launches_of(passes.backward, device)
-    return Backward(recorded, recorded.seconds - wall.seconds, back, gpu, launches)
-
-
-def _recording(backward: Backward | None, wall: Timing) -> Finding | None:
-    """The issue "host" if recording takes longer than the call and neither time is noisy."""
-    if backward is None or backward.recording <= wall.seconds or wall.is_noisy or backward.recorded.is_noisy:
-        return None
-    evidence = "recording for backward takes longer than the call itself"
-    advice = "use no_grad() where no gradient is needed, or one fused op instead of several"
-    return Finding("host", backward.recording / backward.recorded.seconds, evidence, advice)
-
-
 def _timing(key: str, title: str, about: str) -> Iterator[Column]:
     """The columns of a time: its median and its precision."""
     yield Column(key, title, "s", f"{about} Median.", f"{key}.seconds")
@@ -246,22 +221,15 @@ def _timing(key: str, title: str, about: str) -> Iterator[Column]:
     yield Column(f"{key}_spread", "spread", "share", "Interquartile range / median.", f"{key}.spread", True)
 
 
-def _data_sheet_share(m: Measured) -> float | None:
-    return m.flops / m.limits.data_sheet / m.time.seconds if m.limits.data_sheet and m.flops else None
-
-
-def _inputs(m: Measured) -> str:
-    return ", ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in m.case.arrays)
-
-
 COLUMNS: tuple[Column, ...] = (
     Column("case", "case", "text", "Op and shape.", "name"),
     Column("name", "name", "text", "The op as requested.", "case.name", True),
-    Column("category", "category", "text", "The kind of work.", "category", True),
+    Column("category", "category", "text", "The kind of work.", "case.category", True),
     Column("size", "size", "text", "Size class, if one was requested.", "size", True),
     Column("label", "shape", "text", "Shape and axes.", "case.label", True),
     Column("dtype", "dtype", "text", "Dtype of the inputs.", "case.dtype.name", True),
-    Column("inputs", "inputs", "text", "Dtype and shape of each array.", _inputs, True),
+    Column("inputs", "inputs", "text", "Dtype and shape of each array.",
+           lambda m: ", ".join(f"{x.dtype.name}[{','.join(map(str, x.shape))}]" for x in m.case.arrays), True),
     *_timing("wall", "wall", "Wall time of eager calls."),
     *_timing("gpu", "GPU", "Time on the GPU alone."),
     Column("bytes", "moves", "bytes", "The fewest bytes the call can move: each operand once.", "nbytes"),
@@ -273,13 +241,15 @@ COLUMNS: tuple[Column, ...] = (
     Column("intensity", "intensity", "FLOP/byte", "FLOPs per byte.",
            lambda m: m.flops / m.nbytes if m.nbytes else None),
     Column("limit", "limit", "text", "The limit that binds: bandwidth or compute."),
-    Column("share", "share", "share", "Share of the limit that binds; above 1, data came from a cache."),
+    Column("share", "share", "share", "Share of the limit that binds; above 1, data came from a cache.",
+           lambda m: m.share if m.limit else None),
     Column("band", "band", "text", "Band of the share: excellent from 90%, good 70%, fair 50%, poor 20%, critical."),
     Column("mfu", "MFU (data sheet)", "share", "Share of this GPU's dense peak by its data sheet.",
-           _data_sheet_share, True),
+           lambda m: m.flops / m.limits.data_sheet / m.time.seconds if m.limits.data_sheet and m.flops else None, True),
     Column("peak_bytes", "memory", "bytes", "Peak memory in addition to the inputs."),
     Column("recording", "recording", "s", "Time that recording for backward adds.", "backward.recording"),
-    Column("backward", "backward", "s", "GPU time of the backward pass; on the CPU, wall time.", "backward.seconds"),
+    Column("backward", "backward", "s", "GPU time of the backward pass; on the CPU, wall time.",
+           lambda m: m.backward and (m.backward.gpu or m.backward.wall).seconds),
     Column("peer", "torch", "s", "Time of the same op in torch.", "peer.peer_seconds"),
     Column("ratio", "vs torch", "ratio", "torch's time / ours, in interleaved rounds.", "peer.ratio"),
     Column("ratio_spread", "rounds", "share", "Highest ratio of a round / lowest, minus 1.", "peer.spread"),
@@ -311,8 +281,8 @@ def tables_of(measured: Sequence[Measured]) -> list[Table]:
     one = len(measured) == 1
     title = f"{measured[0].case.name}, {measured[0].case.dtype.name}"
     notes = dict.fromkeys(note for each in measured for note in each.notes)
-    ops = table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one, notes=notes)
-    rows = [(m.name, "forward", each) for m in measured for each in m.launches or ()]
-    rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches or ()]
-    found = [table("limits", "measured now", LIMITS, limits.values()), ops]
-    return [*found, table("kernels", "kernels", kernels.COLUMNS, rows)] if rows else found
+    ops = Table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one, notes=notes)
+    rows = [(m.name, "forward", each) for m in measured for each in m.launches]
+    rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches]
+    found = [Table("limits", "measured now", LIMITS, limits.values()), ops]
+    return [*found, Table("kernels", "kernels", kernels.COLUMNS, rows)] if rows else found

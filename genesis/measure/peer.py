@@ -1,6 +1,6 @@
 """Compares Genesis with torch, which runs in a separate process and is timed in interleaved rounds.
 
-The process runs `torch_ops.py` with this interpreter or the one of another environment. It gets the same shapes,
+The process runs `torch_peer.py` with this interpreter or the one of another environment. It gets the same shapes,
 dtypes, strides and values. Only the shape of its results is checked.
 """
 
@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 from genesis.array import Array
 from genesis.backend import CPU, Device
@@ -28,23 +28,18 @@ from genesis.errors import DeviceError, UsageError, escape
 from genesis.files.paths import quote
 from genesis.measure.cases import Case
 from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
-from genesis.measure.timing import Plan, Sampler, graph_calls, measure, of_graph, of_wall, summarize
-from genesis.measure.torch_ops import CALLS
+from genesis.measure.timing import Plan, graph_calls, measure, of_graph, of_wall, summarize
+from genesis.measure.torch_peer import CALLS
 
-SCRIPT = Path(__file__).parent / "torch_ops.py"
+SCRIPT = Path(__file__).parent / "torch_peer.py"
 ROUNDS = 3
 NOISY = 0.2  # spread of the rounds above which a ratio is noise
 FLOATS, INTEGERS = 1 << 16, 1 << 22  # values of an input that are sent; the peer repeats them
 RATIO_BANDS = ((1.05, "faster"), (0.95, "level"), (0.8, "near"), (0.5, "slower"), (0.0, "far"))
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """The same work in both libraries, measured in interleaved rounds.
-
-    Attributes:
-        seconds, peer_seconds: the median of the rounds' medians.
-    """
+class Ratio(NamedTuple):
+    """The same work in both libraries; times are the median of the medians of interleaved rounds."""
 
     seconds: float
     peer_seconds: float
@@ -80,43 +75,32 @@ class PeerError(DeviceError):
 
 
 class Child:
-    """A peer's process.
+    """A peer's process; `version` is the library's."""
 
-    Attributes:
-        device: where it works, as Genesis names it.
-        version: the library's version.
-    """
+    version = ""
 
-    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes], device: Device) -> None:
-        self._process, self._errors, self.device, self.version = process, errors, device, ""
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+        self._process, self._errors = process, errors
 
     def ask(self, what: str, /, **request: Any) -> dict[str, Any]:
-        """The answer to one request: see `torch_ops.py`.
+        """The answer to one request: see `torch_peer.py`. Raises PeerError, as `read` does."""
+        with contextlib.suppress(OSError):  # a process that ended answers nothing
+            stdin = cast("IO[bytes]", self._process.stdin)
+            stdin.write(json.dumps({"ask": what, **request}).encode() + b"\n")
+            stdin.flush()
+        return self.read()
 
-        Raises:
-            PeerError: the request failed there, or the process ended.
-        """
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"ask": what, **request}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._ended() from None
-        said = self.read()
+    def read(self) -> dict[str, Any]:
+        """The next answer. Raises PeerError: it is an error, or the process ended."""
+        if not (line := cast("IO[bytes]", self._process.stdout).readline()):
+            code = self._process.wait()
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise PeerError(f"the peer's process ended with {code}: {escape(lines[-1][:300])}")
+        said: dict[str, Any] = json.loads(line)
         if "error" in said:
             raise PeerError(str(said["error"]))
         return said
-
-    def read(self) -> dict[str, Any]:
-        if not (line := cast("IO[bytes]", self._process.stdout).readline()):
-            raise self._ended()
-        return cast("dict[str, Any]", json.loads(line))
-
-    def _ended(self) -> PeerError:
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
-        return PeerError(f"the peer's process ended with {code}: {escape(lines[-1][:300])}")
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -156,7 +140,7 @@ def started(work: str, device: Device, name: str = "torch", python: str | None =
         except OSError as error:
             what, next = f"{escape(python)} cannot be run: {error.strerror}", "name a Python that has torch"
             raise UsageError(what, where="--torch-python", next=next) from error
-        with contextlib.closing(Child(process, errors, device)) as child:
+        with contextlib.closing(Child(process, errors)) as child:
             said = child.read()
             if "missing" in said:
                 how = "pip install torch, or name an interpreter that has torch: --torch-python PATH"
@@ -175,29 +159,23 @@ def versus(case: Case, child: Child, plan: Plan, shape: tuple[int, ...]) -> Rati
     on_gpu, each = has_gpu_time(case.device), replace(plan, seconds=plan.seconds / (2 * ROUNDS), warm_up=0.0)
     inputs = [_described(x) if isinstance(x, Array) else x for x in case.inputs]
     attrs = {n: v.name if isinstance(v, DType) else v for n, v in case.attrs.items() if n != "device"}
-
-    def rounds(sample: Sampler) -> Ratio:
-        found = []
-        for _ in range(ROUNDS):
-            theirs = child.ask("measure", seconds=each.seconds)["samples"]
-            found.append((measure(sample, each).seconds, summarize(theirs).seconds))
-        return ratio_of(found)
-
+    rounds, wall = list[tuple[float, float]](), of_wall(case.call, wait_for(case.device))
     try:
         facts = child.ask("open", op=case.op.name, path=case.op.torch, inputs=inputs, attrs=attrs, in_graph=on_gpu)
         if tuple(facts["shape"]) != shape:
             raise PeerError(f"its result has the shape {tuple(facts['shape'])}, ours {shape}")
-        wall = of_wall(case.call, wait_for(case.device))
-        with (
-            of_graph(case.call, cuda_backend(case.device), graph_calls(wall(3) / 3))
-            if on_gpu
-            else nullcontext(wall) as sample
-        ):
-            found = rounds(sample)
+        with ExitStack() as stack:
+            sample = wall
+            if on_gpu:
+                graph = of_graph(case.call, cuda_backend(case.device), graph_calls(wall(3) / 3))
+                sample = stack.enter_context(graph)
+            for _ in range(ROUNDS):
+                theirs = child.ask("measure", seconds=each.seconds)["samples"]
+                rounds.append((measure(sample, each).seconds, summarize(theirs).seconds))
         child.ask("close")
     except DeviceError as error:
         return f"not compared with torch: {error.what}"
-    return found
+    return ratio_of(rounds)
 
 
 def _described(x: Array) -> dict[str, Any]:

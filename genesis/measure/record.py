@@ -24,80 +24,47 @@ Unit = Literal["text", "count", "s", "bytes", "byte/s", "FLOP", "FLOP/s", "FLOP/
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
+    """One column of a table. None anywhere along the path `of` leaves a cell empty."""
 
-    Attributes:
-        key: name of the cell in JSON.
-        title: name for people.
-        unit: unit of the value in JSON; seconds, bytes and shares of 1 are scaled for people.
-        about: the meaning of the value in a sentence, for JSON and the docs.
-        of: computes the cell of a measured object, or is its path there, such as "step.seconds" or "0.name"; the
-            default is `key`. None anywhere along a path leaves the cell empty.
-        hidden: whether only JSON has it.
-    """
-
-    key: str
-    title: str
-    unit: Unit
-    about: str
+    key: str  # of the cell in JSON
+    title: str  # for people
+    unit: Unit  # of the value in JSON; seconds, bytes and shares of 1 are scaled for people
+    about: str  # the meaning in a sentence
+    # Computes the cell of a measured object, or is its path there: "step.seconds" or "0.name". The default is `key`.
     of: str | Callable[[Any], Cell] = field(default="", repr=False, compare=False)
-    hidden: bool = False
+    hidden: bool = False  # only JSON has it
 
     def cell(self, measured: Any) -> Cell:
         """The value for one measured object; None if it is missing or not finite."""
-        value = follow(measured, self.of or self.key) if isinstance(self.of, str) else self.of(measured)
+        value, path = measured, self.of or self.key
+        for name in path.split(".") if isinstance(path, str) else ():
+            if isinstance(value, Mapping):
+                value = value.get(name)
+            elif value is not None:
+                value = value[int(name)] if name.isdigit() else getattr(value, name)
+        value = value if isinstance(path, str) else path(measured)
         return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def follow(value: Any, path: str) -> Any:
-    """The attribute, dict entry or item at a path such as "times.0.seconds"; None if anything along it is None."""
-    for name in path.split("."):
-        if isinstance(value, Mapping):
-            value = value.get(name)
-        elif value is not None:
-            value = value[int(name)] if name.isdigit() else getattr(value, name)
-    return value
 
 
 @dataclass
 class Table:
-    """Rows of cells under columns.
+    """Measured objects under columns, which compute a cell from each object."""
 
-    Attributes:
-        name: name in JSON, such as "ops".
-        title: heading for people; may be empty.
-        rows: one mapping of column keys to values per measured object.
-        listed: shows each row as lines "title value", for tables of few rows and many columns.
-        most: rows that people are shown; 0 for all. JSON has all.
-        notes: sentences below the table.
-    """
-
-    name: str
-    title: str
+    name: str  # in JSON, such as "ops"
+    title: str  # for people; may be empty
     columns: Sequence[Column]
-    rows: list[dict[str, Cell]]
-    listed: bool = False
-    most: int = 0
-    notes: list[str] = field(default_factory=list)
+    rows: Any  # takes measured objects, and holds a dict of cells by column key for each
+    listed: bool = False  # shows each row as lines "title value", for few rows and many columns
+    most: int = 0  # rows that people are shown; 0 for all. JSON has all
+    notes: Iterable[str] = ()  # sentences below the table
+
+    def __post_init__(self) -> None:
+        self.rows = [{c.key: c.cell(each) for c in self.columns} for each in self.rows]
+        self.notes = list(self.notes)
 
     @property
     def first(self) -> list[dict[str, Cell]]:
-        return self.rows[: self.most or None]
-
-
-def table(
-    name: str,
-    title: str,
-    columns: Sequence[Column],
-    measured: Iterable[object],
-    *,
-    listed: bool = False,
-    most: int = 0,
-    notes: Iterable[str] = (),
-) -> Table:
-    """The table of measured objects: each column computes its cell from each object."""
-    rows = [{c.key: c.cell(each) for c in columns} for each in measured]
-    return Table(name, title, columns, rows, listed, most, list(notes))
+        return self.rows[: self.most or None]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -119,34 +86,19 @@ class Failure:
 
 @dataclass
 class Report:
-    """A measurement, as JSON stores it.
+    """A measurement, as JSON stores it."""
 
-    Attributes:
-        kind: "profile-op", "profile-run", "bench-ops", "bench-model", "bench-all" or "demo".
-        command: the command, without places of files and interpreters.
-        device: "cpu" or "cuda:N".
-        device_name: name of the processor or GPU.
-        machine: versions, processor and GPUs, as `genesis env --json` prints them.
-        settings: what else the figures depend on, such as the dtype.
-        failures: cases that could not be measured.
-        notes: sentences about the whole.
-        date: end of the measurement, UTC, ISO 8601.
-    """
-
-    kind: str
-    command: str
-    device: str
+    kind: str  # "profile-op", "profile-run", "bench-ops", "bench-model", "bench-all" or "demo"
+    command: str  # without places of files and interpreters
+    device: str  # "cpu" or "cuda:N"
     device_name: str
-    machine: Mapping[str, Any]
-    settings: Mapping[str, Cell] = field(default_factory=dict)
+    machine: Mapping[str, Any]  # versions, processor and GPUs, as `genesis env --json` prints them
+    settings: Mapping[str, Cell] = field(default_factory=dict)  # what else the figures depend on, such as the dtype
     tables: list[Table] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # sentences about the whole
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     schema_version: int = SCHEMA_VERSION
-
-    def table(self, name: str) -> Table | None:
-        return next((each for each in self.tables if each.name == name), None)
 
     def to_json(self) -> bytes:
         """The report as JSON; a table carries the titles, units and meanings of its columns."""
@@ -160,8 +112,7 @@ class Report:
 def to_text(report: Report) -> Iterator[str]:
     """The report as lines for a terminal."""
     yield f"device  {escape(report.device_name)} ({report.device})"
-    if settings := _settings(report):
-        yield f"        {settings}"
+    yield from [f"        {settings}"] if (settings := _settings(report)) else ()
     for one in report.tables:
         yield from ("", escape(one.title)) if one.title else ("",)
         yield from listed(one) if one.listed else aligned(one)
@@ -177,8 +128,7 @@ def to_markdown(report: Report) -> Iterator[str]:
     """The report as lines of Markdown."""
     yield from (f"# {_plain(report.command)}", "")
     yield f"{report.date[:16].replace('T', ' ')} UTC, {_plain(report.device_name)} ({report.device})"
-    if settings := _settings(report):
-        yield settings
+    yield from filter(None, [_settings(report)])
     for one in report.tables:
         yield from ("", f"## {_plain(one.title or one.name)}", "", *markdown_table(one))
         yield from ("", *map(_plain, one.notes)) if one.notes else ()
@@ -241,10 +191,9 @@ def cell_text(column: Column, value: Cell) -> str:
 
 def format_seconds(seconds: float) -> str:
     """Three digits with the unit that suits: "12.3 ms"."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(seconds) >= unit:
-            return f"{_digits(seconds / unit)} {name}"
-    return f"{_digits(seconds * 1e9)} ns"
+    units = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+    unit, name = next((each for each in units if abs(seconds) >= each[0]), units[-1])
+    return f"{_digits(seconds / unit)} {name}"
 
 
 def format_rate(number: float, unit: str) -> str:

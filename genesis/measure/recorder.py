@@ -12,22 +12,21 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from genesis.array import Array
 from genesis.autograd.graph import BaseNode, watching_tape
 from genesis.cuda import nvtx
-from genesis.errors import DeviceError
 from genesis.nn import Module
 from genesis.nn.hooks import watching_calls
 from genesis.op import Op, observe
 from genesis.shapes import Shape
 
-OUTSIDE, IDLE = "(outside ops)", "(idle)"
+OUTSIDE = "(outside ops)"  # the op of time outside of ops
 Level = Literal["phase", "module", "range", "op", "wait"]
 
 _PACKAGE = Path(__file__).parents[1]
@@ -37,41 +36,20 @@ _PLUMBING = (contextlib.__file__, *(str(path) for path in _PACKAGE.iterdir() if 
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """A stretch of one thread's time.
-
-    Attributes:
-        phase, module: around the frame, or the frame itself.
-        start, end: seconds of `time.perf_counter`; `end` stays 0 for an op that raises.
-        parent: the enclosing frame.
-        shapes: an op's inputs and outputs.
-        lines: the Python calls that led to an op, innermost first, if they were requested; the line of a wait.
-        flops, nbytes: an op's work by its cost, if it was requested.
-    """
+    """A stretch of one thread's time."""
 
     level: Level
     name: str
-    phase: str
+    phase: str  # around the frame, or the frame itself, as for the module
     module: str
-    start: float
-    end: float
+    start: float  # seconds of `time.perf_counter`
+    end: float  # stays 0 for an op that raises
     thread: int
-    parent: Frame | None = None
-    shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())
-    lines: tuple[str, ...] = ()
-    flops: int = 0
+    parent: Frame | None = None  # the enclosing frame
+    shapes: tuple[tuple[Shape, ...], tuple[Shape, ...]] = ((), ())  # an op's inputs and outputs
+    lines: tuple[str, ...] = ()  # the Python calls that led to an op, innermost first, if requested; a wait's line
+    flops: int = 0  # an op's work by its cost, if it was requested
     nbytes: int = 0
-
-
-class Nvtx:
-    """Ranges for Nsight Systems and Nsight Compute. Raises DeviceError if NVIDIA's NVTX library was not found."""
-
-    push, pop = staticmethod(nvtx.range_push), staticmethod(nvtx.range_pop)
-
-    def __init__(self) -> None:
-        if not nvtx.is_available():
-            what = "NVTX ranges need libnvToolsExt or libnvtx3interop, and neither was found"
-            advice = "pip install nvidia-nvtx-cu12, or add the folder of CUDA's libraries to LD_LIBRARY_PATH"
-            raise DeviceError(what, where="--nvtx", next=advice)
 
 
 recorders: list[Recorder] = []  # active ones, the latest last
@@ -82,29 +60,25 @@ class Recorder:
 
     Args:
         model: its modules are named by their path; modules of other models are prefixed by the model's class.
-        ranges: another profiler that shows the frames.
+        has_ranges: shows the frames to Nsight as NVTX ranges.
         ambient: the phase of work before the first marked one.
         has_costs: records each op's bytes and FLOPs.
         outermost: records the Python calls that led to each op, up to this frame of Python.
-
-    Attributes:
-        frames: that have ended since `begin`.
-        ambient: the phase of work outside of marked ones.
     """
 
     def __init__(
         self,
         model: Module | None = None,
-        ranges: Nvtx | None = None,
+        has_ranges: bool = False,
         *,
         ambient: str = "data",
         has_costs: bool = False,
         outermost: FrameType | None = None,
     ) -> None:
         self.root = "" if model is None else type(model).__name__
-        self.frames: list[Frame] = []
-        self.ambient = self._first = ambient
-        self._ranges, self._has_costs, self._outermost = ranges, has_costs, outermost
+        self.frames: list[Frame] = []  # that have ended since `begin`
+        self.ambient = self._first = ambient  # the phase of work outside of marked ones
+        self._has_ranges, self._has_costs, self._outermost = has_ranges, has_costs, outermost
         self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
         self._paths: dict[int, str] = {}  # of modules, by id
         self._known: list[Module] = []  # keeps those ids from being reused
@@ -144,12 +118,11 @@ class Recorder:
         """The frames since `begin`. Open ones end here, and continue as new ones."""
         now, (frames, self.frames) = time.perf_counter(), (self.frames, [])
         for thread, open_ in list(self._open.items()):
-            following: list[Frame] = []
-            for frame in open_:
-                if frame.level != "op":  # an op that is still open has raised
-                    following.append(replace(frame, start=now, parent=following[-1] if following else None))
-                    frame.end = now
-                    frames.append(frame)
+            ended, following = [frame for frame in open_ if frame.level != "op"], list[Frame]()  # open ops have raised
+            for frame in ended:
+                following.append(replace(frame, start=now, parent=following[-1] if following else None))
+                frame.end = now
+            frames += reversed(ended)
             self._open[thread] = following
         return frames
 
@@ -170,17 +143,16 @@ class Recorder:
         open_ = self._open[around.thread]
         where, parent = (phase or around.phase, module or around.module), around if open_ else None
         open_.append(Frame(level, name, *where, time.perf_counter(), 0.0, around.thread, parent))
-        if self._ranges is not None:
-            self._ranges.push(label or name)
+        if self._has_ranges:
+            nvtx.range_push(label or name)
         return len(open_) - 1
 
     def _pop(self, depth: int) -> None:
         """Close the frame at a depth, and drop the frames inside it, which have raised."""
         open_ = self._open[threading.get_ident()]
         frame = open_[depth]
-        if self._ranges is not None:
-            for _ in open_[depth:]:
-                self._ranges.pop()
+        for _ in open_[depth:] if self._has_ranges else ():
+            nvtx.range_pop()
         del open_[depth:]
         frame.end = time.perf_counter()
         self.frames.append(frame)
@@ -209,10 +181,7 @@ class Recorder:
         if id(module) not in self._paths:
             self._learn(module, type(module).__name__)
         path = self._paths[id(module)]
-        if not path:  # the model itself
-            yield
-            return
-        with self.frame("module", path, module=path):
+        with self.frame("module", path, module=path) if path else nullcontext():  # no path: the model itself
             yield
 
     def recorded(self, node: BaseNode) -> None:
@@ -238,16 +207,13 @@ class Recorder:
             return  # it began before the recorder watched
         frame = open_[depth]
         self._pop(depth)
-        frame.shapes = _shapes(inputs), _shapes(outputs)
+        ours, theirs = (tuple([x.shape for x in each if isinstance(x, Array)]) for each in (inputs, outputs))
+        frame.shapes = ours, theirs
         if self._outermost is not None:
             frame.lines = tuple([f"{file}({line}): {name}" for file, line, name in callers(self._outermost)])
         if self._has_costs:
             cost = op.cost(inputs, outputs, attrs)
             frame.flops, frame.nbytes = cost.flops, cost.bytes
-
-
-def _shapes(operands: Iterable[Any]) -> tuple[Shape, ...]:
-    return tuple([x.shape for x in operands if isinstance(x, Array)])
 
 
 def callers(outermost: FrameType | None = None) -> Iterator[tuple[str, int, str]]:
@@ -300,23 +266,3 @@ def divided(frames: Iterable[Frame], start: float, end: float) -> dict[Frame | N
         if frame is not None:
             (threads[frame.thread].append if is_begin else threads[frame.thread].remove)(frame)
     return dict(shares)
-
-
-class Key(NamedTuple):
-    """The categories by which tables divide time."""
-
-    phase: str
-    module: str
-    op: str
-
-
-NOTHING = Key("idle", IDLE, IDLE)
-
-
-def by_key(frames: Sequence[Frame], start: float, end: float) -> dict[Key, float]:
-    """`divided` by phase, module and op."""
-    found: dict[Key, float] = defaultdict(float)
-    for frame, seconds in divided(frames, start, end).items():
-        op = frame.name if frame is not None and frame.level == "op" else OUTSIDE
-        found[NOTHING if frame is None else Key(frame.phase, frame.module, op)] += seconds
-    return dict(found)

@@ -11,45 +11,37 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from genesis import cuda
 from genesis.backend import CPU, Device
 from genesis.measure.limits import Limits, wait_for
-from genesis.measure.record import Column, Table, format_seconds, format_share, table
-from genesis.measure.recorder import NOTHING, Key, Nvtx, Recorder, aggregated, by_key, decorated
+from genesis.measure.record import Column, Table, format_seconds, format_share
+from genesis.measure.recorder import OUTSIDE, Frame, Recorder, aggregated, decorated, divided
 from genesis.measure.session import Recording, Session
 from genesis.nn import Module
 
 PHASES = ("forward", "backward", "optimizer", "data", "idle")
+IDLE = "(idle)"
 MOST = 12  # rows of a table that people are shown
 UNTIL_CAPTURED = 4  # steps on a GPU: two are eager, one is captured, one is replayed
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A training run to measure.
-
-    Attributes:
-        batches: returns the next step's batches.
-        take: launches a step on them.
-        settle: reads the figures of the steps so far; its time is not measured.
-        regions: (object, method, phase): the methods that make up each phase, except backward.
-        begin: waits until all ranks begin a step.
-        launched: called after a step is launched, before a wait for it.
-    """
+    """A training run to measure."""
 
     model: Module
     device: Device
-    batches: Callable[[], Sequence[Any]]
-    take: Callable[[Sequence[Any]], None]
-    settle: Callable[[], object]
-    regions: Sequence[tuple[object, str, str]]
-    begin: Callable[[], None] = lambda: None
-    launched: Callable[[], None] = lambda: None
+    batches: Callable[[], Sequence[Any]]  # returns the next step's batches
+    take: Callable[[Sequence[Any]], None]  # launches a step on them
+    settle: Callable[[], object]  # reads the figures of the steps so far; its time is not measured
+    regions: Sequence[tuple[object, str, str]]  # object, method, phase: what makes up each phase, except backward
+    begin: Callable[[], None] = lambda: None  # waits until all ranks begin a step
+    launched: Callable[[], None] = lambda: None  # called after a step is launched, before a wait for it
 
 
 @dataclass(frozen=True)
@@ -91,20 +83,23 @@ def free_graphs(device: Device) -> None:
 
 
 def recorded_steps(
-    subject: Subject, count: int, warm_up: int, ranges: Nvtx | None = None, *, has_memory: bool = False
+    subject: Subject, count: int, warm_up: int, has_ranges: bool = False, *, has_memory: bool = False
 ) -> list[Recording]:
     """Recordings of `count` steps after `warm_up` others; with memory they have no kernels."""
     if has_memory:  # on a GPU, marks of kernels would take memory
         session = Session(Recorder(subject.model), CPU, [subject.device])
     else:
-        session = Session(Recorder(subject.model, ranges, has_costs=True), subject.device)
+        session = Session(Recorder(subject.model, has_ranges, has_costs=True), subject.device)
     batches, wait = session.recorder.phase("data")(subject.batches), wait_for(subject.device)
     found = []
     with ExitStack() as stack:
         stack.enter_context(session.watching())
         for owner, method, phase in subject.regions:
             stack.enter_context(decorated(owner, **{method: session.recorder.phase(phase)}))
-        stack.enter_context(_frozen())
+        # Recorded objects would trigger the garbage collector more often; hide existing ones from it.
+        gc.collect()
+        gc.freeze()
+        stack.callback(gc.unfreeze)
         for number in range(warm_up + count):
             wait()
             session.begin()
@@ -112,43 +107,36 @@ def recorded_steps(
             if has_memory:
                 wait()
             recording = session.end()
-            if number >= warm_up:
-                found.append(recording)
+            found += [recording] if number >= warm_up else []
             subject.settle()
     return found
 
 
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Hide existing objects from the garbage collector, which recorded objects would trigger more often."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
+Rows = list[dict[str, Any]]
 Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of the step, seconds on the host, calls
 
 
 class Sums:
     """A mean recorded step. On a GPU its time runs from the first kernel's start to the last one's end.
 
-    Args:
-        limits: compares the times of ops with the least that their bytes and FLOPs take.
+    With `limits` it compares the times of ops with the least that their bytes and FLOPs take.
     """
 
     def __init__(self, recorded: Recorded, on_gpu: bool, limits: Limits | None = None) -> None:
         self.mode, self.steps, self.on_gpu, self._limits = recorded.mode, recorded.steps, on_gpu, limits
         self.measure, self.count = "gpu" if on_gpu else "wall", len(recorded.steps)
-        self.entries = list[tuple[Key, float, float]]()
+        # Frame, op, seconds of the step, seconds on the host; no frame in idle time.
+        self.entries = list[tuple[Frame | None, str, float, float]]()
         for step in self.steps:
-            host = by_key(step.frames, step.start, step.end)
-            self.entries += [(key, 0.0 if on_gpu else seconds, seconds) for key, seconds in host.items()]
-            self.entries += [(key, seconds, 0.0) for key, seconds in kernel_seconds(step).items()]
-        self.whole = sum(seconds for _, seconds, _ in self.entries) / self.count
-        self.idle = sum(seconds for key, seconds, _ in self.entries if key == NOTHING) / self.count
+            for frame, seconds in divided(step.frames, step.start, step.end).items():
+                op = IDLE if frame is None else frame.name if frame.level == "op" else OUTSIDE
+                self.entries.append((frame, op, 0.0 if on_gpu else seconds, seconds))
+            if kernels := step.own_kernels:
+                self.entries += [(kernel.frame, kernel.op, kernel.seconds, 0.0) for kernel in kernels]
+                whole = max(kernel.end for kernel in kernels) - min(kernel.start for kernel in kernels)
+                self.entries.append((None, IDLE, whole - sum(kernel.seconds for kernel in kernels), 0.0))
+        self.whole = sum(seconds for *_, seconds, _ in self.entries) / self.count
+        self.idle = sum(seconds for frame, _, seconds, _ in self.entries if frame is None) / self.count
         self.attributed = self.whole - self.idle
         self.plain = statistics.median(recorded.plain)
         self.watched = statistics.median(step.seconds for step in self.steps)
@@ -156,7 +144,7 @@ class Sums:
         self.launches = statistics.fmean(len(step.kernels) for step in self.steps) if on_gpu else None
         self.launched = statistics.fmean(step.launched - step.start for step in self.steps) if on_gpu else None
 
-    def rows(self, entries: Iterable[Entry], *titles: str) -> list[dict[str, Any]]:
+    def rows(self, entries: Iterable[Entry], *titles: str) -> Rows:
         """Rows by name, the longest first."""
         sums = defaultdict[tuple[str, ...], list[float]](lambda: [0.0, 0.0, 0.0])
         for names, *amounts in entries:
@@ -169,21 +157,21 @@ class Sums:
             rows.append({**dict(zip(titles, names, strict=True)), **figures})
         return rows
 
-    def parts(self, name: Callable[[Key], str], calls: Iterable[str] = ()) -> list[dict[str, Any]]:
-        """Rows by a name of each key; `calls` has a name for each call."""
-        entries: list[Entry] = [((name(key),), seconds, host, 0) for key, seconds, host in self.entries]
+    def parts(self, name: Callable[[Frame | None, str], str], calls: Iterable[str] = ()) -> Rows:
+        """Rows by a name of each frame and op; `calls` has a name for each call."""
+        entries: list[Entry] = [((name(frame, op),), *seconds, 0) for frame, op, *seconds in self.entries]  # type: ignore[misc]
         return self.rows([*entries, *(((each,), 0.0, 0.0, 1) for each in calls)], "name")
 
-    def phases(self) -> list[dict[str, Any]]:
-        rows = self.parts(lambda key: key.phase)
+    def phases(self) -> Rows:
+        rows = self.parts(lambda frame, op: frame.phase if frame else "idle")
         return sorted(rows, key=lambda row: PHASES.index(row["name"]) if row["name"] in PHASES else len(PHASES))
 
-    def ops(self) -> list[dict[str, Any]]:
+    def ops(self) -> Rows:
         if self.mode == "captured" and self.on_gpu:  # a graph calls no ops, but it has their kernels
             calls = [(k.op, k.frame) for step in self.steps for k in step.kernels if k.is_first]
         else:
             calls = [(frame.name, frame) for step in self.steps for frame in step.frames if frame.level == "op"]
-        rows = self.parts(lambda key: key.op, (op for op, _ in calls))
+        rows = self.parts(lambda frame, op: op, (op for op, _ in calls))
         if (limits := self._limits) is not None:
             least = defaultdict[str, list[float]](lambda: [0.0, 0.0])  # seconds by bytes, and by FLOPs
             for op, frame in calls:
@@ -195,29 +183,18 @@ class Sums:
                 row.update(rates, above=max(row["seconds"] - max(moved, computed), 0.0))
         return rows
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        kernels = [(kernel.op, kernel) for step in self.steps for kernel in step.kernels]
-        timed = [((op, kernel.name), kernel.seconds, 0.0, 1) for op, kernel in kernels if not kernel.is_concurrent]
+    def tables(self) -> dict[str, Rows]:
+        kernels = [kernel for step in self.steps for kernel in step.own_kernels]
         here, waits = os.getcwd() + os.sep, [wait for step in self.steps for wait in step.waits]
         lines = [((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0, 1) for wait in waits]
+        timed = self.rows([((kernel.op, kernel.name), kernel.seconds, 0.0, 1) for kernel in kernels], "op", "kernel")
         return {
             "phases": self.phases(),
-            "modules": self.parts(lambda key: aggregated(key.module)),
+            "modules": self.parts(lambda frame, op: aggregated(frame.module) if frame else IDLE),
             "ops": self.ops(),
-            **({"kernels": self.rows(timed, "op", "kernel")} if self.on_gpu else {}),
+            **({"kernels": timed} if self.on_gpu else {}),
             "waits": self.rows(lines, "what", "line"),
         }
-
-
-def kernel_seconds(step: Recording) -> dict[Key, float]:
-    """Seconds of the main stream's kernels by key, and of the GPU's idle time between them."""
-    found = defaultdict[Key, float](float)
-    if kernels := step.own_kernels:
-        for kernel in kernels:
-            found[Key(kernel.frame.phase, kernel.frame.module, kernel.op)] += kernel.seconds
-        whole = max(kernel.end for kernel in kernels) - min(kernel.start for kernel in kernels)
-        found[NOTHING] += whole - sum(found.values())
-    return found
 
 
 STEP = (
@@ -254,15 +231,24 @@ COLUMNS = {
 def step_tables(recorded: Sequence[Recorded], on_gpu: bool) -> Iterator[Table]:
     """The tables of the steps of each kind: times, phases, modules, ops, kernels, waits."""
     sums = [Sums(each, on_gpu) for each in recorded]
-    yield table("steps", "", STEP, sums, listed=True)
+    yield Table("steps", "", STEP, sums, listed=True)
     for each, source in zip(sums, recorded, strict=True):
         rows = each.tables()
         notes = [] if rows["waits"] else ["The host waits for nothing, and reads no values."]
-        notes += [*_notes(each, sums[0], rows["ops"]), *source.notes]
+        if on_gpu and each.mode == "captured":
+            notes.append("An event follows every kernel of the graph, so that kernels run one after the other.")
+        elif on_gpu:
+            notes.append("Where the GPU waits for the host, a short kernel's time includes part of that wait.")
+            if sums[0].mode == "captured":
+                times = f"{format_seconds(sums[0].plain)} ({format_seconds(each.plain)} eager)"
+                notes.append(f"Captured as a CUDA graph, an unwatched step takes {times}.")
+        for op in [row for row in rows["ops"] if not row["name"].startswith("(")][:1]:
+            longest = f"The longest op is {op['name']}, {format_share(op['share'])}"
+            notes.append(f"{longest}: see genesis profile --op {op['name']}.")
         for name, found in rows.items():
             columns, title = COLUMNS.get(name) or part_columns(name[:-1], on_gpu), f"{name} of the {each.mode} step"
-            last = notes if name == "waits" else []
-            yield table(f"{each.mode}-{name}", title, columns, found, most=MOST, notes=last)
+            last = [*notes, *source.notes] if name == "waits" else []
+            yield Table(f"{each.mode}-{name}", title, columns, found, most=MOST, notes=last)
 
 
 def part_columns(name: str, on_gpu: bool) -> Sequence[Column]:
@@ -276,16 +262,3 @@ def part_columns(name: str, on_gpu: bool) -> Sequence[Column]:
         Column("compute", "of a matmul", "share", "Of the rate of a matmul."),
         Column("above", "above", "s", "Time beyond what its bytes or FLOPs need at the limits."),
     )
-
-
-def _notes(sums: Sums, first: Sums, ops: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Sentences about the timing of kernels, the gain from a CUDA graph, and the longest op."""
-    if sums.on_gpu and sums.mode == "captured":
-        yield "An event follows every kernel of the graph, so that kernels run one after the other."
-    elif sums.on_gpu:
-        yield "Where the GPU waits for the host, a short kernel's time includes part of that wait."
-        if first.mode == "captured":
-            times = f"{format_seconds(first.plain)} ({format_seconds(sums.plain)} eager)"
-            yield f"Captured as a CUDA graph, an unwatched step takes {times}."
-    for op in [row for row in ops if not row["name"].startswith("(")][:1]:
-        yield f"The longest op is {op['name']}, {format_share(op['share'])}: see genesis profile --op {op['name']}."

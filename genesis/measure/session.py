@@ -25,24 +25,16 @@ if TYPE_CHECKING:
 
 
 class Kernel(NamedTuple):
-    """A kernel, copy or fill as it ran.
-
-    Attributes:
-        frame: the host's frame at the launch; for a kernel in a graph, at the capture.
-        outside: the op it counts for where no op launched it: a copy, or a graph captured before the profile.
-        is_concurrent: it ran on another stream than the step.
-        is_first: it is the first one of its op's call.
-        start, end: seconds since the first mark of the step.
-    """
+    """A kernel, copy or fill as it ran."""
 
     name: str
-    frame: Frame
+    frame: Frame  # the host's at the launch; for a kernel in a graph, at the capture
     grid: tuple[int, ...] = ()
-    outside: str = OUTSIDE
-    is_concurrent: bool = False
+    outside: str = OUTSIDE  # the op it counts for where no op launched it: a copy, or a graph captured before
+    stream: int = 0  # counted from the step's own one
     in_graph: bool = False
-    is_first: bool = True
-    start: float = 0.0
+    is_first: bool = True  # of its op's call
+    start: float = 0.0  # seconds since the first mark of the step
     end: float = 0.0
 
     @property
@@ -65,9 +57,7 @@ class _Mark(NamedTuple):
 class Marks:
     """Records events around launches while `watching` is entered; graphs captured meanwhile keep theirs.
 
-    Args:
-        current: returns the host's innermost frame.
-        keeps_graphs: whether graphs captured meanwhile are replayed later.
+    `current` returns the host's innermost frame; `keeps_graphs` says that these graphs are replayed later.
     """
 
     def __init__(self, backend: CudaBackend, current: Callable[[], Frame], keeps_graphs: bool) -> None:
@@ -78,14 +68,14 @@ class Marks:
         self._capture: list[_Mark] = []  # begins with a mark for the start of the capture
         self._graphs: dict[int, list[_Mark]] = {}  # by executable
         self._replayed: list[int] = []
-        self._base = self._main = 0
+        self._base, self._streams = 0, dict[int, int]()  # an event; streams in the order of their first launch
         self._events, self._graph_events = list[int](), list[int]()
 
     def begin(self) -> None:
         self._destroy(self._events)
         self._marks, self._kernels, self._replayed = [], [], []
-        self._base, self._main = self._event(self._events), self.backend.stream
-        self.backend.driver.record_time(self._base, self._main)
+        self._base, self._streams = self._event(self._events), {self.backend.stream: 0}
+        self.backend.driver.record_time(self._base, self.backend.stream)
 
     def kernels(self) -> list[Kernel]:
         """The kernels since `begin` by their start. The device must be idle."""
@@ -101,12 +91,6 @@ class Marks:
         for executable in self._replayed:
             self._kernels += map(self._timed, self._graphs[executable][1:])
         self._replayed = []
-
-    def _close(self) -> None:
-        self._wait()
-        self._destroy(self._events)
-        if not self._keeps_graphs:
-            self._destroy(self._graph_events)
 
     def _event(self, into: list[int]) -> int:
         into.append(self.backend.driver.create_event(True))
@@ -131,10 +115,10 @@ class Marks:
             driver.record_time(before, stream)
             yield
         driver.record_time(after, stream)
-        is_concurrent = not in_graph and stream != self._main
+        number = 0 if in_graph else self._streams.setdefault(stream, len(self._streams))
         frame = self._current()
         is_first = frame.level != "op" or not into or into[-1].kernel.frame is not frame
-        into.append(_Mark(Kernel(name, frame, grid, outside, is_concurrent, in_graph, is_first), before, after))
+        into.append(_Mark(Kernel(name, frame, grid, outside, number, in_graph, is_first), before, after))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -173,7 +157,10 @@ class Marks:
             self._replayed.append(executable)
 
         with ExitStack() as stack:
-            stack.callback(self._close)
+            if not self._keeps_graphs:
+                stack.callback(self._destroy, self._graph_events)
+            stack.callback(self._destroy, self._events)
+            stack.callback(self._wait)
             stack.callback(setattr, driver, "dependent", driver.dependent)
             driver.dependent = False
             stack.enter_context(watching_launches(launch))
@@ -187,21 +174,15 @@ class Marks:
 
 @dataclass(frozen=True)
 class Recording:
-    """A stretch of time; moments are seconds of `time.perf_counter`.
-
-    Attributes:
-        launched: when the host had launched everything.
-        marked: the zero of the kernels' times.
-        tracks: memory over time.
-    """
+    """A stretch of time; moments are seconds of `time.perf_counter`."""
 
     start: float
-    launched: float
+    launched: float  # when the host had launched everything
     end: float
     frames: list[Frame]
     kernels: list[Kernel]
-    marked: float
-    tracks: list[Track] = field(default_factory=list)
+    marked: float  # the zero of the kernels' times
+    tracks: list[Track] = field(default_factory=list)  # memory over time
 
     @property
     def seconds(self) -> float:
@@ -215,7 +196,7 @@ class Recording:
     @property
     def own_kernels(self) -> list[Kernel]:
         """The kernels on the main stream, which ran one after the other."""
-        return [kernel for kernel in self.kernels if not kernel.is_concurrent]
+        return [kernel for kernel in self.kernels if not kernel.stream]
 
 
 # Calls of a GPU's driver in which the host waits.
@@ -235,19 +216,12 @@ class Session:
         device: its waits are recorded, and on a GPU its kernels.
         memory: devices whose memory is followed.
         keeps_graphs: whether graphs captured under watch are replayed later.
-
-    Attributes:
-        started: when the current recording began.
     """
 
     def __init__(
-        self,
-        recorder: Recorder,
-        device: Device,
-        memory: Sequence[Device] = (),
-        keeps_graphs: bool = False,
+        self, recorder: Recorder, device: Device, memory: Sequence[Device] = (), keeps_graphs: bool = False
     ) -> None:
-        self.recorder, self.started = recorder, 0.0
+        self.recorder, self.started = recorder, 0.0  # when the current recording began
         self._backend: Any = cast(Any, backend_for(device))
         self._wait, self._marked = wait_for(device), 0.0
         self._marks = None if device == CPU else Marks(self._backend, recorder.current, keeps_graphs)
@@ -283,8 +257,8 @@ class Session:
         self._wait()
         end, frames = time.perf_counter(), self.recorder.end()
         kernels = [] if self._marks is None else self._marks.kernels()
-        tracks = [each.track() for each in self._memory]
-        return Recording(self.started, launched, end, frames, kernels, self._marked, tracks)
+        watched = [each.track() for each in self._memory]
+        return Recording(self.started, launched, end, frames, kernels, self._marked, watched)
 
     @contextmanager
     def _waits_in(self, what: str) -> Iterator[None]:

@@ -44,19 +44,14 @@ class Plan:
 
 
 class Timing(NamedTuple):
-    """The time of one call.
-
-    Attributes:
-        half_width: of the median's 95 % confidence interval, as a share of it; infinite with fewer than 6 samples.
-        samples, calls: number of samples kept, and of calls in each.
-    """
+    """The time of one call."""
 
     seconds: float  # the median
     fastest: float  # the shortest sample that is not an outlier
-    half_width: float
+    half_width: float  # of the median's 95 % confidence interval, as a share of it; infinite below 6 samples
     spread: float  # distance of the quartiles, as a share of the median
-    samples: int
-    calls: int
+    samples: int  # number of samples kept
+    calls: int  # number of calls in each sample
     outliers: int  # number of samples left out
     is_noisy: bool  # the precision was not reached, the spread is large, or outliers are many
 
@@ -108,14 +103,9 @@ def of_wall(
     call: Callable[[], object],
     wait: Callable[[], object],
     clock: Callable[[], float] = time.perf_counter,
-    *,
     of_host: bool = False,
 ) -> Sampler:
-    """Samples the wall time of consecutive calls, from one device synchronization to the next.
-
-    Args:
-        of_host: leaves out the last synchronization, to time the host alone. The device's queue must hold the calls.
-    """
+    """Samples the wall time of calls from one device synchronization to the next; `of_host` leaves out the last one."""
 
     def sample(calls: int) -> float:
         wait()
@@ -134,12 +124,11 @@ def graph_calls(seconds: float) -> int:
     return min(max(int(REPLAY_SECONDS / max(seconds, 1e-9)), LEAST_CALLS), MOST_CALLS)
 
 
-def _timed(backend: CudaBackend, stack: ExitStack) -> Callable[[Callable[[], object]], float]:
-    """Returns the GPU's seconds for what a call enqueues; the stack destroys the two events."""
+@contextmanager
+def _timed(backend: CudaBackend) -> Iterator[Callable[[Callable[[], object]], float]]:
+    """Yields a function that returns the GPU's seconds for what a call enqueues."""
     driver = backend.driver
     start, end = (driver.create_event(True) for _ in range(2))
-    stack.callback(driver.destroy_event, start)
-    stack.callback(driver.destroy_event, end)
 
     def seconds(call: Callable[[], object]) -> float:
         driver.record_event(start, backend.stream)
@@ -148,7 +137,11 @@ def _timed(backend: CudaBackend, stack: ExitStack) -> Callable[[Callable[[], obj
         driver.synchronize_event(end)
         return driver.elapsed(start, end)
 
-    return seconds
+    try:
+        yield seconds
+    finally:
+        driver.destroy_event(start)
+        driver.destroy_event(end)
 
 
 @contextmanager
@@ -166,11 +159,11 @@ def of_graph(call: Callable[[], object], backend: CudaBackend, held: int) -> Ite
         for _ in range(held):  # a result is freed before the next call
             call()
 
-    graph = RawGraph(backend)
-    graph.capture(calls)
     with ExitStack() as stack:
+        graph = RawGraph(backend)
+        graph.capture(calls)
         stack.callback(graph.close)
-        seconds = _timed(backend, stack)
+        seconds = stack.enter_context(_timed(backend))
 
         def sample(count: int) -> float:
             graph.replay()
@@ -187,8 +180,7 @@ def cold_calls(call: Callable[[], object], backend: CudaBackend) -> Iterator[Sam
     """
     size = CACHES * backend.driver.properties.l2
     room = backend.allocate(size)
-    with ExitStack() as stack:
-        seconds = _timed(backend, stack)
+    with _timed(backend) as seconds:
 
         def cold() -> float:
             backend.driver.fill(room.pointer, 0, size, backend.stream)

@@ -9,25 +9,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from genesis.errors import escape
 from genesis.measure.recorder import OUTSIDE, Frame, aggregated, divided
 from genesis.measure.session import Recording
 
-HOST, GPU = 1, 2  # processes, and the rows of steps and of kernels, which readers show first
+HOST, GPU = 1, 2  # processes, and the rows of steps and of the first stream, which readers show first
 THREADS, STREAMS = 10, 1000  # the first rows of threads and of other streams
 Stack = tuple[str, ...]
-
-
-@dataclass
-class _Span:
-    """A span of a row; times are nanoseconds since the trace begins."""
-
-    start: int
-    end: int
-    event: dict[str, Any]
 
 
 def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> bytes:
@@ -41,37 +31,37 @@ def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, flo
     def nanoseconds(at: float) -> int:
         return max(0, round((at - begin) * 1e9))
 
-    rows: dict[tuple[int, int], list[_Span]] = defaultdict(list)
+    spans: dict[tuple[int, int], list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)  # by process and row
     for name, kind, (pid, tid), start, end, args in _spans(recordings, steps):
-        event = {"name": name, "cat": kind, "ph": "X", "pid": pid, "tid": tid, "args": args}
-        rows[pid, tid].append(_Span(nanoseconds(start), max(nanoseconds(start), nanoseconds(end)), event))
+        first, row = nanoseconds(start), spans[pid, tid]
+        if pid == GPU and row:
+            first = max(first, row[-1][1])  # kernels of a stream run one after the other
+        row.append((first, max(first, nanoseconds(end)), {"name": name, "cat": kind, "args": args}))
     events: list[dict[str, Any]] = []
-    for pid, name in ((HOST, "host"), (GPU, "GPU")):
-        tids = sorted(tid for process, tid in rows if process == pid)
-        for kind, tid, title in (("process_name", pid, name), *(("thread_name", tid, _title(tid)) for tid in tids)):
-            if tids:
-                events.append({"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": title}})
-    for span in (span for row in sorted(rows) for span in _nested(rows[row])):
-        events.append({**span.event, "ts": span.start / 1e3, "dur": (span.end - span.start) / 1e3})
+    for pid, tid in sorted(spans):
+        place: dict[str, Any] = {"ph": "M", "pid": pid, "tid": tid}
+        if pid not in {event["pid"] for event in events}:
+            events.append({"name": "process_name", **place, "args": {"name": "host" if pid == HOST else "GPU"}})
+        events.append({"name": "thread_name", **place, "args": {"name": _title(tid)}})
+        spans[pid, tid].reverse()  # of equal spans the outer one was recorded later, and comes first
+        for first, last, event in sorted(spans[pid, tid], key=lambda span: (span[0], -span[1])):
+            events.append({**event, **place, "ph": "X", "ts": first / 1e3, "dur": (last - first) / 1e3})
     for track in (track for each in recordings for track in each.tracks):
-        counter = {"name": track.name, "cat": "memory", "ph": "C", "pid": HOST}
-        events += [{**counter, "ts": nanoseconds(at) / 1e3, "args": values} for at, values in track.samples]
+        counter = {"name": f"memory of {track.device}", "cat": "memory", "ph": "C", "pid": HOST}
+        for change in track.changes:
+            events.append({**counter, "ts": nanoseconds(change.at) / 1e3, "args": {"allocated": change.allocated}})
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _title(tid: int) -> str:
     if tid >= STREAMS:
-        return f"other streams {tid - STREAMS + 1}"
+        return f"stream {tid - STREAMS + 1}"
     return {HOST: "steps", GPU: "kernels"}.get(tid, f"thread {tid - THREADS + 1}: phases, modules, ops")
 
 
 def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> Iterator[tuple[Any, ...]]:
     """Name, kind, row, start and end in seconds, and arguments of each span."""
     threads: dict[int, int] = {}  # rows by thread
-
-    def row_of(thread: int) -> tuple[int, int]:
-        return HOST, threads.setdefault(thread, THREADS + len(threads))
-
     for name, start, end in steps:
         yield name, "step", (HOST, HOST), start, end, {}
     for recording in recordings:
@@ -81,33 +71,13 @@ def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, fl
                 args["shapes"] = frame.shapes[0]
             elif frame.level == "wait":
                 args["line"] = frame.lines[0]
-            yield frame.name, frame.level, row_of(frame.thread), max(frame.start, recording.start), frame.end, args
-        ends: list[float] = []  # of the last kernels in the rows of other streams
-        for kernel in sorted(recording.kernels, key=lambda kernel: kernel.start):
-            tid, frame = GPU, kernel.frame
-            if kernel.is_concurrent:
-                free = next((i for i, end in enumerate(ends) if end <= kernel.start), len(ends))
-                ends[free:] = [kernel.end, *ends[free + 1 :]]
-                tid = STREAMS + free
+            row = HOST, threads.setdefault(frame.thread, THREADS + len(threads))
+            yield frame.name, frame.level, row, max(frame.start, recording.start), frame.end, args
+        for kernel in recording.kernels:
+            frame, row = kernel.frame, (GPU, STREAMS + kernel.stream if kernel.stream else GPU)
             args = {"op": kernel.op, "phase": frame.phase, "module": frame.module, "grid": kernel.grid}
             args["shapes"] = frame.shapes[0] + frame.shapes[1]
-            yield kernel.name, "kernel", (GPU, tid), *(recording.marked + at for at in (kernel.start, kernel.end)), args
-
-
-def _nested(row: Iterable[_Span]) -> list[_Span]:
-    """A row's spans by their start, outer ones first.
-
-    A span that ends inside another one is nested in it: the outer one's start moves to that of the first inner one.
-    """
-    before: list[_Span] = []  # the latest spans that no later one contains
-    found: list[_Span] = []  # inner ones first
-    for span in sorted(row, key=lambda s: (s.end, -s.start)):
-        while before and before[-1].end > span.start:
-            span.start = min(span.start, before.pop().start)
-        before.append(span)
-        found.append(span)
-    found.reverse()  # the outer one of two equal spans was recorded later
-    return sorted(found, key=lambda s: (s.start, -s.end))
+            yield kernel.name, "kernel", row, *(recording.marked + at for at in (kernel.start, kernel.end)), args
 
 
 def stacks(recordings: Sequence[Recording], on_gpu: bool) -> dict[Stack, float]:

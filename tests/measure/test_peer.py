@@ -13,7 +13,7 @@ from genesis.errors import UsageError
 from genesis.measure.cases import make_case, op_named, supported
 from genesis.measure.op import Measured, Settings, profile_case
 from genesis.measure.peer import Child, PeerError, ratio_of, started
-from genesis.measure.torch_ops import CALLS
+from genesis.measure.torch_peer import CALLS
 from genesis.op import registry
 from tests.measure import fake_torch
 from tests.measure.quick import PLAN, made_limits

@@ -98,7 +98,7 @@ def test_rows_add_up_to_the_whole(made: Any, device: Device, tmp_path: Path) -> 
     for row in found:
         assert 0 <= row.self_cpu_time_total <= row.cpu_time_total * 1.0001
         assert row.self_cuda_time_total <= row.cuda_time_total * 1.0001
-    changes = {track.device: sum(c.nbytes for c in track.changes) for track in recording.tracks}
+    changes = {track.device.type: sum(c.nbytes for c in track.changes[1:]) for track in recording.tracks}
     assert sum(row.self_cpu_memory_usage for row in found) == changes["cpu"]
     assert sum(row.self_cuda_memory_usage for row in found) == changes.get("cuda", 0)
     assert made is plain or "linear" in rows_of(found)

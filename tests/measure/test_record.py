@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from genesis.errors import DeviceError
-from genesis.measure.record import Column, Failure, Report, Table, listed, table, to_markdown, to_text
+from genesis.measure.record import Column, Failure, Report, Table, listed, to_markdown, to_text
 
 COLUMNS = [
     Column("name", "op", "text", "Name of the op."),
@@ -41,14 +41,14 @@ def report(tables: list[Table]) -> Report:
 
 
 def test_a_table_for_the_terminal_shows_what_some_row_fills() -> None:
-    lines = list(to_text(report([table("ops", "Ops", COLUMNS, MEASURED)])))
+    lines = list(to_text(report([Table("ops", "Ops", COLUMNS, MEASURED)])))
     at = lines.index("Ops")
     assert lines[at + 1 : at + 4] == ["op   wall time    moves", "add    12.3 µs  7.0 MiB", "a|b"]
     assert lines[-1] == "failed  sort 3x3: no\\x1b[2Jroom"
 
 
 def test_markdown_escapes_what_would_break_a_cell() -> None:
-    lines = list(to_markdown(report([table("ops", "Ops", COLUMNS, MEASURED)])))
+    lines = list(to_markdown(report([Table("ops", "Ops", COLUMNS, MEASURED)])))
     at = lines.index("## Ops")
     assert lines[at + 2 : at + 6] == [
         "| op | wall time | moves |",
@@ -59,7 +59,7 @@ def test_markdown_escapes_what_would_break_a_cell() -> None:
 
 
 def test_json_has_every_cell_and_the_meaning_of_each_column() -> None:
-    data = json.loads(report([table("ops", "Ops", COLUMNS, MEASURED)]).to_json())
+    data = json.loads(report([Table("ops", "Ops", COLUMNS, MEASURED)]).to_json())
     (ops,) = data["tables"]
     assert [c["key"] for c in ops["columns"]] == ["name", "wall", "bytes", "kernels", "samples"]
     assert all(c["about"].endswith(".") for c in ops["columns"])
@@ -69,5 +69,5 @@ def test_json_has_every_cell_and_the_meaning_of_each_column() -> None:
 
 
 def test_a_listed_table_is_a_block_of_lines_for_each_row() -> None:
-    found = table("ops", "", COLUMNS, MEASURED[:1], listed=True)
+    found = Table("ops", "", COLUMNS, MEASURED[:1], listed=True)
     assert list(listed(found)) == ["add", "  wall time  12.3 µs", "  moves      7.0 MiB"]

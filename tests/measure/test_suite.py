@@ -11,14 +11,13 @@ import pytest
 
 from genesis.backend import CPU
 from genesis.dtypes import bfloat16, bool_
-from genesis.measure import history, suite
+from genesis.measure import suite
 from genesis.measure.cases import ALIASES, make_case, op_named, supported
 from genesis.measure.causes import Finding
-from genesis.measure.history import changes_table, earlier_runs
 from genesis.measure.op import Measured, Settings
 from genesis.measure.peer import Ratio
 from genesis.measure.record import Report
-from genesis.measure.suite import Job, Results, jobs, measure_all, names_of
+from genesis.measure.suite import Job, Results, changes_table, earlier_runs, jobs, measure_all, names_of
 from genesis.measure.timing import Timing
 from tests.measure.quick import PLAN, made_limits, small_limits
 
@@ -134,7 +133,7 @@ def test_best_and_worst_are_of_kernels_alone() -> None:
 def verdict(now: Measured, seconds: float, half_width: float = 0.01, spread: float = 0.01) -> str:
     """The verdict about a case that took so many seconds before."""
     before = {"since": "2030", "wall": seconds, "gpu": 0.0, "wall_half_width": half_width, "wall_spread": spread}
-    (row,) = changes_table({(now.name, "float32"): before}, suite.rows_of([now])).rows
+    (row,) = changes_table({(now.name, "float32"): before}, [now]).rows
     assert row["ratio"] == pytest.approx(now.time.seconds / seconds)
     return str(row["verdict"])
 
@@ -145,7 +144,7 @@ def test_a_change_is_beyond_the_noise() -> None:
     assert [verdict(now, seconds * x) for x in (0.5, 0.98, 2.0)] == ["slower", "same", "faster"]
     assert verdict(now, seconds / 1.04) == "same", "runs differ by 5 %"
     assert verdict(now, seconds / 2, half_width=0.6) == verdict(now, seconds / 1.4, spread=0.5) == "same"
-    assert changes_table({}, suite.rows_of([now])).rows == []
+    assert changes_table({}, [now]).rows == []
 
 
 def test_reports_are_found_again_and_others_passed_over(tmp_path: Path) -> None:
@@ -154,8 +153,8 @@ def test_reports_are_found_again_and_others_passed_over(tmp_path: Path) -> None:
         return Report("bench-ops", "", "cpu", name, {}, settings, tables, date=date)
 
     newer = report("2030-01-01T00:00:00", made(0.5), made(0.5, (200,)))
-    first, second = (history.save(newer, tmp_path)[1] for _ in range(2))
-    history.save(report("2029-01-01T00:00:00", made(0.1)), tmp_path)
+    first, second = (suite.save(newer, tmp_path)[1] for _ in range(2))
+    suite.save(report("2029-01-01T00:00:00", made(0.1)), tmp_path)
     assert first != second and first.suffix == ".json" and json.loads(first.read_bytes())["schema_version"] == 2
     (tmp_path / "2030-bench-ops-x.json").write_text('{"device_name": "a CPU", "settings": 3}')
     (tmp_path / "2031-bench-ops-x.json").write_text("{")
@@ -164,6 +163,6 @@ def test_reports_are_found_again_and_others_passed_over(tmp_path: Path) -> None:
     assert len(found) == 2 and one["since"] == newer.date, "the newest run of a case counts"
     assert (one["wall"], one["gpu"], one["wall_half_width"]) == (made(0.5).wall.seconds, 0.0, 0.01)
     assert earlier_runs(tmp_path, report("", name="another")) == earlier_runs(tmp_path, report("", threads=1)) == {}
-    changes = changes_table(found, suite.rows_of([made(0.5), made(0.1, (200,))]))
+    changes = changes_table(found, [made(0.5), made(0.1, (200,))])
     assert [(row["case"], row["verdict"]) for row in changes.rows] == [("add 200", "slower"), ("add 100", "same")]
     assert len(changes.first) == 1, "people see the changes"
