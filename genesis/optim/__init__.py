@@ -4,7 +4,7 @@
 """
 
 from genesis.keywords import check_calls
-from genesis.optim import lr_scheduler
+from genesis.optim import lr_scheduler, swa_utils
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.lr_scheduler import LambdaLR
 from genesis.optim.optimizer import Optimizer
@@ -43,6 +43,7 @@ __all__ = [  # noqa: PLE0604  `rules` discovers the optimizers
     "lr_scheduler",
     "make_schedule",
     "muon_groups",
+    "swa_utils",
     *(each.__name__ for each in OPTIMIZERS.values()),
 ]
 

@@ -4,6 +4,7 @@ Made by `make stubs`: do not edit.
 """
 
 from genesis.optim import lr_scheduler as lr_scheduler
+from genesis.optim import swa_utils as swa_utils
 from genesis.optim.flat import FlatBuffers as FlatBuffers
 from genesis.optim.lr_scheduler import LambdaLR as LambdaLR
 from genesis.optim.optimizer import Optimizer as Optimizer
@@ -66,5 +67,6 @@ __all__ = [
     "lr_scheduler",
     "make_schedule",
     "muon_groups",
+    "swa_utils",
 ]
 OPTIMIZERS: dict[str, type[Optimizer]]

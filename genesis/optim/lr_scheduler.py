@@ -10,9 +10,10 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
-from genesis.errors import ConfigError
+from genesis.errors import ConfigError, UsageError
 from genesis.keywords import check_calls
 from genesis.optim.flat import check_range
 from genesis.optim.optimizer import Optimizer
@@ -26,9 +27,13 @@ __all__ = [
 ]  # fmt: skip
 
 
+class MissingRateError(ConfigError, KeyError):
+    """A parameter group has no initial rate."""
+
+
 def _check_optimizer(optimizer: Any) -> None:
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"a scheduler takes an optimizer, not a {type(optimizer).__name__}")
+        raise UsageError(f"a scheduler takes an optimizer, not a {type(optimizer).__name__}")
 
 
 def _for_groups(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
@@ -43,15 +48,15 @@ def _for_groups(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
 
 
 class LRScheduler:
-    """Base class: counts steps and sets the rates of groups. Subclasses define `next_rate`, and `rate` if it exists.
+    """Base class: counts steps and sets the rates of groups.
+
+    Subclasses define `get_lr`, or `next_rate` and, where a formula exists, `rate`.
 
     Args:
         optimizer: optimizer whose groups' current rates, or "initial_lr" if they have it, are the initial rates.
         last_epoch: number of the last step, -1 at the start. Otherwise the groups need "initial_lr", as in a loaded
             optimizer.
     """
-
-    STATE: tuple[str, ...] = ("last_epoch", "base_lrs", "last_lr")
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
         _check_optimizer(optimizer)
@@ -60,66 +65,72 @@ class LRScheduler:
             if last_epoch == -1:
                 group.setdefault("initial_lr", group["lr"])
             elif "initial_lr" not in group:
-                raise ConfigError(
+                raise MissingRateError(
                     f"last_epoch is {last_epoch}, and parameter group {i} has no initial_lr",
                     next="load the optimizer's state first, or remove last_epoch",
                 )
         self.base_lrs = [float(g["initial_lr"]) for g in optimizer.param_groups]
-        self.last_lr: list[float] = []
+        self._last_lr: list[float] = []
         self.start()
 
     def start(self) -> None:
         """Take the first step, at construction."""
-        self.is_first = True
+        self._step_count, self._is_initial = 0, True
         self.step()
-        self.is_first = False
+        self._is_initial = False
 
     def next_rate(self, lr: float, index: int) -> float:
         """Return the rate of group `index` in step `last_epoch`, computed from its current rate `lr`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define next_rate()")
+        raise NotImplementedError(f"{type(self).__name__} does not define get_lr()")
+
+    def get_lr(self) -> list[float]:
+        """Return the rate of each group in step `last_epoch`. `get_last_lr` returns the current ones."""
+        return [self.next_rate(float(g["lr"]), i) for i, g in enumerate(self.optimizer.param_groups)]
 
     def rate(self, index: int) -> float:
         """Return the rate of group `index` in step `last_epoch`, from the initial rate if a formula exists."""
-        return self.next_rate(float(self.optimizer.param_groups[index]["lr"]), index)
+        return self.get_lr()[index]
 
     def step(self, epoch: int | None = None) -> None:
         """Advance to the next step, or to step `epoch`."""
+        self._step_count += 1
+        self._update_lr(epoch)
+
+    def _update_lr(self, epoch: int | None = None) -> None:
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        if epoch is None:
-            self.set([self.next_rate(float(g["lr"]), i) for i, g in enumerate(self.optimizer.param_groups)])
-        else:
-            self.set([self.rate(i) for i in range(len(self.base_lrs))])
+        self.set(self.get_lr() if epoch is None else self._get_closed_form_lr())
+
+    def _get_closed_form_lr(self) -> list[float]:
+        return [self.rate(i) for i in range(len(self.base_lrs))]
 
     def set(self, rates: Sequence[float]) -> None:
         """Set the rate of each group."""
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        self.last_lr = list(rates)
+        self._last_lr = list(rates)
 
     def get_last_lr(self) -> list[float]:
         """The current rate of each group."""
-        return list(self.last_lr)
+        return list(self._last_lr)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step and the rates. Settings and functions are not saved."""
-        return {n: list(v) if isinstance(v := getattr(self, n), list) else v for n in self.STATE}
+        """Return all attributes but the optimizer and functions."""
+        found = ((n, v) for n, v in vars(self).items() if n != "optimizer" and not callable(v))
+        return {n: list(v) if isinstance(v, list) else v for n, v in found}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue at a saved step, with its rates.
+        """Continue at a saved step, with its settings and rates.
 
         Raises:
             ModelError: if another class saved the state.
             ConfigError: if the number of groups differs.
         """
-        check_saved(f"{type(self).__name__}'s state", state_dict, self.STATE)
-        count = len(self.optimizer.param_groups)
-        rates = state_dict.get("last_lr", state_dict.get("base_lrs", ()))
-        if len(rates) != count:
-            raise ConfigError(f"the state has {len(rates)} rates, and the optimizer has {count} parameter groups")
-        for name in self.STATE:
-            value = state_dict[name]
-            setattr(self, name, list(value) if isinstance(value, list) else value)
-        self.set(self.last_lr if "last_lr" in self.STATE else [self.rate(i) for i in range(count)])
+        own = self.state_dict()
+        check_saved(f"{type(self).__name__}'s state", state_dict, list(own))
+        _for_groups("_last_lr", self.optimizer, list(state_dict["_last_lr"]))
+        for name, value in state_dict.items():
+            setattr(self, name, type(own[name])(value) if isinstance(own[name], (list, Counter)) else value)
+        self.set(self._last_lr)
 
 
 # --- Functions of the step --------------------------------------------------------------------------------------------
@@ -133,12 +144,27 @@ class _ByFunctions(LRScheduler):
     def __init__(self, optimizer: Optimizer, lr_lambda: Function | Sequence[Function], last_epoch: int = -1) -> None:
         _check_optimizer(optimizer)
         groups = optimizer.param_groups
-        self.lr_lambdas = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
+        each = list(lr_lambda) if isinstance(lr_lambda, Sequence) else [lr_lambda] * len(groups)
+        self.lr_lambdas: list[Any] = each
         if len(self.lr_lambdas) != len(groups):
             raise ConfigError(
                 f"lr_lambda has {len(self.lr_lambdas)} functions, and the optimizer has {len(groups)} parameter groups"
             )
         super().__init__(optimizer, last_epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all attributes but the optimizer and functions; of other callables, their attributes."""
+        kept = [None if isinstance(f, FunctionType) else dict(getattr(f, "__dict__", {})) for f in self.lr_lambdas]
+        return {**super().state_dict(), "lr_lambdas": kept}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue at a saved step, with its settings and rates."""
+        functions = self.lr_lambdas
+        super().load_state_dict(state_dict)
+        for function, kept in zip(functions, self.lr_lambdas, strict=True):
+            if kept:
+                function.__dict__.update(kept)
+        self.lr_lambdas = functions
 
 
 class LambdaLR(_ByFunctions):
@@ -148,17 +174,15 @@ class LambdaLR(_ByFunctions):
         lr_lambda: one function of the step, or one per group, such as a schedule's `factor_at`.
     """
 
-    STATE = ("last_epoch", "base_lrs")  # they determine the rates
-
     def next_rate(self, lr: float, index: int) -> float:
-        return self.base_lrs[index] * self.lr_lambdas[index](self.last_epoch)
+        return float(self.base_lrs[index] * self.lr_lambdas[index](self.last_epoch))
 
 
 class MultiplicativeLR(_ByFunctions):
     """The current rate times a function of the step, from step 1 on."""
 
     def next_rate(self, lr: float, index: int) -> float:
-        return lr * self.lr_lambdas[index](self.last_epoch) if self.last_epoch > 0 else lr
+        return float(lr * self.lr_lambdas[index](self.last_epoch)) if self.last_epoch > 0 else lr
 
 
 # --- Decays and warm-ups ----------------------------------------------------------------------------------------------
@@ -296,7 +320,7 @@ class CosineAnnealingLR(LRScheduler):
         step, length, low = self.last_epoch, self.T_max, self.eta_min
         if step == 0:
             return lr
-        if self.is_first:
+        if self._is_initial:
             return self.rate(index)
         if (step - 1 - length) % (2 * length) == 0:  # one step after the minimum, where the recursion divides by 0
             return lr + (self.base_lrs[index] - low) * (1 - math.cos(math.pi / length)) / 2
@@ -310,8 +334,6 @@ class CosineAnnealingLR(LRScheduler):
 
 class CosineAnnealingWarmRestarts(LRScheduler):
     """Cosine decays from the initial rate to `eta_min`: the first has `T_0` steps, each next `T_mult` times as many."""
-
-    STATE = (*LRScheduler.STATE, "T_cur", "T_i")
 
     def __init__(
         self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0, last_epoch: int = -1
@@ -524,9 +546,9 @@ class _Combination(LRScheduler):
         name = type(self).__name__
         if not schedulers:
             raise ConfigError(f"{name} got no schedulers")
-        self.schedulers = list(schedulers)
+        self._schedulers = list(schedulers)
         self.optimizer = schedulers[0].optimizer if optimizer is None else optimizer
-        for i, each in enumerate(self.schedulers):
+        for i, each in enumerate(self._schedulers):
             if isinstance(each, ReduceLROnPlateau) or not isinstance(each, LRScheduler):
                 raise ConfigError(f"{name}: scheduler {i} is a {type(each).__name__}, which it does not take")
             if each.optimizer is not self.optimizer:
@@ -543,25 +565,22 @@ class _Combination(LRScheduler):
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the rates, and the states of the schedulers."""
-        return {**super().state_dict(), "schedulers": [s.state_dict() for s in self.schedulers]}
+        """Return all attributes but the optimizer, and the states of the schedulers."""
+        return {**super().state_dict(), "_schedulers": [s.state_dict() for s in self._schedulers]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue at a saved step, with its rates."""
-        check_saved(f"{type(self).__name__}'s state", state_dict, (*self.STATE, "schedulers"))
-        if len(state_dict["schedulers"]) != len(self.schedulers):
-            raise ConfigError(
-                f"the state has {len(state_dict['schedulers'])} schedulers, expected {len(self.schedulers)}"
-            )
-        for each, state in zip(self.schedulers, state_dict["schedulers"], strict=True):
+        """Continue at a saved step, with its settings and rates."""
+        own, saved = self._schedulers, state_dict.get("_schedulers", ())
+        if len(saved) != len(own):
+            raise ConfigError(f"the state has {len(saved)} schedulers, expected {len(own)}")
+        for each, state in zip(own, saved, strict=True):
             each.load_state_dict(state)
-        super().load_state_dict({n: state_dict[n] for n in self.STATE})
+        super().load_state_dict(state_dict)
+        self._schedulers = own
 
 
 class SequentialLR(_Combination):
     """Schedulers in sequence. Scheduler i starts at step milestones[i-1], which is its own step 0."""
-
-    STATE = ("last_epoch", "last_lr")
 
     def __init__(
         self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
@@ -573,28 +592,28 @@ class SequentialLR(_Combination):
                 f"{len(schedulers)} schedulers have the milestones {list(milestones)}",
                 next="pass the first step of each scheduler after the first, in order",
             )
-        self.milestones, self.last_epoch = list(milestones), last_epoch + 1
+        self._milestones, self.last_epoch = list(milestones), last_epoch + 1
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"]
         _undo_first_steps(self)
-        now = self.schedulers[bisect_right(self.milestones, 0)]
+        now = self._schedulers[bisect_right(self._milestones, 0)]
         now.start()
-        self.last_lr = now.get_last_lr()
+        self._last_lr = now.get_last_lr()
 
     def advance(self) -> None:
         self.last_epoch += 1
-        index = bisect_right(self.milestones, self.last_epoch)
-        now = self.schedulers[index]
-        if index > 0 and self.milestones[index - 1] == self.last_epoch:
-            now.step(0)
+        index = bisect_right(self._milestones, self.last_epoch)
+        now = self._schedulers[index]
+        if index > 0 and self._milestones[index - 1] == self.last_epoch:
+            now._update_lr(0)
         else:
             now.step()
-        self.last_lr = now.get_last_lr()
+        self._last_lr = now.get_last_lr()
 
 
 def _undo_first_steps(scheduler: LRScheduler) -> None:
     """Uncount the step that each nested scheduler took at construction."""
-    for each in scheduler.schedulers if isinstance(scheduler, _Combination) else ():
+    for each in scheduler._schedulers if isinstance(scheduler, _Combination) else ():
         if isinstance(each, _Combination):
             _undo_first_steps(each)
         else:
@@ -604,16 +623,14 @@ def _undo_first_steps(scheduler: LRScheduler) -> None:
 class ChainedScheduler(_Combination):
     """Steps all schedulers in every step, so that their factors multiply."""
 
-    STATE = ("last_lr",)
-
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
         self._take(optimizer, schedulers)
-        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self._last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
     def advance(self) -> None:
-        for each in self.schedulers:
+        for each in self._schedulers:
             each.step()
-        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self._last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
 
 class ReduceLROnPlateau(LRScheduler):
@@ -626,8 +643,6 @@ class ReduceLROnPlateau(LRScheduler):
         min_lr: lower bound of the rate, one or one per group.
         eps: minimum change of the rate; smaller ones are skipped.
     """
-
-    STATE = ("last_epoch", "last_lr", "best", "cooldown_counter", "num_bad_epochs")
 
     def __init__(
         self,
@@ -651,7 +666,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.min_lrs = _for_groups("min_lr", optimizer, min_lr)
         self.last_epoch, self.cooldown_counter, self.num_bad_epochs = 0, 0, 0
         self.best = math.inf if mode == "min" else -math.inf
-        self.last_lr = [float(g["lr"]) for g in optimizer.param_groups]
+        self._last_lr = [float(g["lr"]) for g in optimizer.param_groups]
 
     def step(self, metrics: Any, epoch: int | None = None) -> None:  # type: ignore[override]
         """Count a step with the value `metrics`, a number or a 0-d tensor, and lower the rates on a plateau."""
@@ -671,7 +686,7 @@ class ReduceLROnPlateau(LRScheduler):
                 if old - new > self.eps:
                     group["lr"] = new
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
-        self.last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
+        self._last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
     def is_better(self, value: float) -> bool:
         """Whether a value improves on the best so far by more than the threshold."""

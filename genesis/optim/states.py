@@ -88,8 +88,8 @@ def muon_groups(
 # --- Settings ---------------------------------------------------------------------------------------------------------
 
 
-# The keys of a group other than the settings of its rule. `Optimizer.set_lr` reads "lr_factor".
-OF_GROUPS = ("params", "param_names", "initial_lr", "lr_factor")
+# The keys of a group other than the settings of its rule. `Optimizer.set_lr` reads "lr_factor", `SWALR` "swa_lr".
+OF_GROUPS = ("params", "param_names", "initial_lr", "lr_factor", "swa_lr")
 
 NEUTRAL = (None, False)
 # Settings of torch that Genesis does not offer, with the alternative.

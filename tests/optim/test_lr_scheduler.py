@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from genesis import optim
-from genesis.errors import ConfigError, ModelError
+from genesis.errors import ConfigError, ModelError, UsageError
 from genesis.functions.create import tensor
 from genesis.optim import lr_scheduler
 from tests.optim.scheduler_cases import CASES, FIXTURE, RATES, followed, steps
@@ -58,6 +58,44 @@ def test_a_loaded_scheduler_goes_on(name: str) -> None:
         resumed.load_state_dict({**state, "gama": 1})
 
 
+class Halving(lr_scheduler.LRScheduler):
+    """A scheduler of a user, in torch's form."""
+
+    def __init__(self, optimizer: Any, every: Any, last_epoch: int = -1) -> None:
+        self.every = every
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float]:
+        return [base * 0.5 ** (self.last_epoch // self.every) for base in self.base_lrs]
+
+
+class Counting:
+    """A function of the step with a state."""
+
+    calls = 0
+
+    def __call__(self, step: int) -> float:
+        self.calls += 1
+        return 1 / self.calls
+
+
+def test_schedulers_and_functions_of_users() -> None:
+    scheduler, other = Halving(make_optimizer(), 3), Halving(make_optimizer(), 1)
+    for _ in range(7):
+        scheduler.step()
+    other.load_state_dict(scheduler.state_dict())
+    assert scheduler.get_last_lr() == other.get_last_lr() == [rate / 4 for rate in RATES]
+    assert other.every == 3 and other.state_dict()["_step_count"] == 8
+    scheduler.step(3)
+    assert scheduler.get_last_lr() == [rate / 2 for rate in RATES]
+    first, second = (lr_scheduler.LambdaLR(make_optimizer(), [Counting(), lambda step: 1.0]) for _ in range(2))
+    first.step()
+    assert first.state_dict()["lr_lambdas"] == [{"calls": 2}, None]
+    second.load_state_dict(first.state_dict())
+    second.step()
+    assert second.get_last_lr() == [RATES[0] / 3, RATES[1]]
+
+
 def test_a_plateau_continues_and_takes_tensors() -> None:
     (first, second) = (make_optimizer() for _ in range(2))
     scheduler, resumed = (lr_scheduler.ReduceLROnPlateau(o, patience=1) for o in (first, second))
@@ -72,7 +110,7 @@ def test_a_plateau_continues_and_takes_tensors() -> None:
 
 
 def test_a_later_start_needs_the_first_rates() -> None:
-    with pytest.raises(ConfigError, match="parameter group 0 has no initial_lr"):
+    with pytest.raises(KeyError, match="parameter group 0 has no initial_lr"):
         lr_scheduler.StepLR(make_optimizer(), 5, last_epoch=3)
     optimizer = make_optimizer()
     for group in optimizer.param_groups:
@@ -83,7 +121,7 @@ def test_a_later_start_needs_the_first_rates() -> None:
 
 made = make_optimizer
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: lr_scheduler.StepLR(RATES, 5), ConfigError, "not a tuple"),  # type: ignore[arg-type]
+    (lambda: lr_scheduler.StepLR(RATES, 5), UsageError, "not a tuple"),  # type: ignore[arg-type]
     (lambda: lr_scheduler.StepLR(made(), 0), ConfigError, "step_size is 0"),
     (lambda: lr_scheduler.StepLR(made(), 5, gama=0.1), TypeError, "gama"),  # type: ignore[call-arg]
     (lambda: lr_scheduler.LinearLR(made(), 0.0), ConfigError, "start_factor is 0"),

@@ -22,7 +22,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels": (14_880, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_540, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
-    "optim": (3_270, ("genesis/optim/",)),
+    "optim": (3_430, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_340, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (84_560, ("tests/",)),
+    "tests": (84_690, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -16,11 +16,11 @@ import genesis.custom
 from genesis import nn, optim
 from genesis.errors import KeywordError
 from genesis.keywords import check_calls, checked
-from genesis.optim import lr_scheduler
+from genesis.optim import lr_scheduler, swa_utils
 
 MODULES = (
     genesis, genesis.autograd, genesis.cuda, genesis.custom, genesis.random, nn, nn.functional, nn.init, nn.utils,
-    optim, lr_scheduler,
+    optim, lr_scheduler, swa_utils,
 )  # fmt: skip
 # What no rule of ours can be put before.
 WITHOUT_KEYWORDS = {

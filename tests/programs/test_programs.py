@@ -13,7 +13,7 @@ PENDING = set(
     """
     multihead_attention parameter_containers
     parametrizations policy_gradient sequence_to_sequence
-    transformer_encoder weight_averaging
+    transformer_encoder
 """.split()
 )
 STORED = running.stored()
