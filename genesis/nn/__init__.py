@@ -41,6 +41,14 @@ from genesis.nn.lora import LoRALinear
 from genesis.nn.module import Module, ModuleDict, ModuleList, Sequential
 from genesis.nn.parameter import Parameter
 from genesis.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
+from genesis.nn.transformer import (
+    MultiheadAttention,
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 globals().update(applied)
 
@@ -71,6 +79,7 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiheadAttention",
     "PReLU",
     "Parameter",
     "RMSNorm",
@@ -83,6 +92,11 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "RoPE",
     "Sequential",
     "SwiGLU",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Unflatten",
     "ZeroPad1d",
     "functional",

@@ -49,6 +49,12 @@ from genesis.nn.recurrent import LSTMCell as LSTMCell
 from genesis.nn.recurrent import RNNBase as RNNBase
 from genesis.nn.recurrent import RNNCell as RNNCell
 from genesis.nn.recurrent import RNNCellBase as RNNCellBase
+from genesis.nn.transformer import MultiheadAttention as MultiheadAttention
+from genesis.nn.transformer import Transformer as Transformer
+from genesis.nn.transformer import TransformerDecoder as TransformerDecoder
+from genesis.nn.transformer import TransformerDecoderLayer as TransformerDecoderLayer
+from genesis.nn.transformer import TransformerEncoder as TransformerEncoder
+from genesis.nn.transformer import TransformerEncoderLayer as TransformerEncoderLayer
 from genesis.tensor import Tensor
 
 __all__ = [
@@ -109,6 +115,7 @@ __all__ = [
     "MultiLabelMarginLoss",
     "MultiLabelSoftMarginLoss",
     "MultiMarginLoss",
+    "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "PairwiseDistance",
@@ -138,6 +145,11 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "TripletMarginLoss",
     "TripletMarginWithDistanceLoss",
     "Unflatten",
@@ -240,7 +252,7 @@ class GaussianNLLLoss(Module):
 
 class Hardshrink(Module):
     """x, and 0 within ±lambd."""
-    def __init__(self, lambd: float = 0.5, *, out: Tensor | None = None) -> None: ...
+    def __init__(self, lambd: float = 0.5) -> None: ...
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor: ...
 
 class Hardsigmoid(Module):
@@ -291,7 +303,7 @@ class LeakyReLU(Module):
 
 class LogSigmoid(Module):
     """log(sigmoid(x)), without overflow."""
-    def __init__(self, *, out: Tensor | None = None) -> None: ...
+    def __init__(self) -> None: ...
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor: ...
 
 class LogSoftmax(Module):
@@ -435,12 +447,12 @@ class Softmin(Module):
 
 class Softplus(Module):
     """log(1 + e^(beta·x)) / beta; x itself where beta·x > threshold."""
-    def __init__(self, beta: float = 1.0, threshold: float = 20.0, *, out: Tensor | None = None) -> None: ...
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None: ...
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor: ...
 
 class Softshrink(Module):
     """x moved towards 0 by lambd, and 0 within ±lambd."""
-    def __init__(self, lambd: float = 0.5, *, out: Tensor | None = None) -> None: ...
+    def __init__(self, lambd: float = 0.5) -> None: ...
     def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor: ...
 
 class Softsign(Module):

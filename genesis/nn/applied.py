@@ -23,7 +23,7 @@ OLD = ("size_average", "reduce")
 
 # Module, its function, the number of tensors it takes, and parameters of the function that are not the module's.
 TABLE: dict[str, tuple[str, int, tuple[str, ...]]] = {
-    **{op.module: (op.public, 1, ("out",)) for op in registry.values() if op.module},
+    **{op.module: (op.public, 1, ()) for op in registry.values() if op.module},
     "CELU": ("celu", 1, ()),
     "ELU": ("elu", 1, ()),
     "GELU": ("gelu", 1, ()),
@@ -78,6 +78,7 @@ class Applied(Module):
 
     _function: Callable[..., Any]
     _settings: tuple[str, ...]  # attributes passed by keyword
+    _inputs: int  # number of tensors it takes
     _trains: bool  # whether the function takes `training`
 
     def _set(self, settings: dict[str, Any]) -> None:
@@ -99,14 +100,16 @@ class Applied(Module):
         return self._function(*inputs, **named, **settings)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        found = {name: getattr(self, name) for name in self._settings if name not in WEIGHTS}
-        return ", ".join(f"{name}={value!r}" for name, value in found.items() if name != "inplace" or value)
+        found = {} if self._inputs > 1 else {name: getattr(self, name) for name in self._settings}
+        if list(found) == ["lambd"]:
+            return str(found["lambd"])
+        return ", ".join(f"{n}={value!r}" for n, value in found.items() if n != "inplace" or value or "p" in found)
 
 
 def _module(name: str, function: Callable[..., Any], tensors: int, omitted: tuple[str, ...]) -> type[Applied]:
     """Build the module class of a row of `TABLE`."""
     found = list(inspect.signature(function).parameters.values())
-    own = [p.replace(annotation=p.annotation) for p in found[tensors:] if p.name not in omitted]
+    own = [p.replace(annotation=p.annotation) for p in found[tensors:] if p.name not in ("out", *omitted)]
     if name == "GaussianNLLLoss":  # takes its settings by name only
         own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
     signature = inspect.Signature(own)
@@ -128,6 +131,7 @@ def _module(name: str, function: Callable[..., Any], tensors: int, omitted: tupl
         "__init__": __init__,
         "_function": staticmethod(function),
         "_settings": tuple(p.name for p in own if p.name not in OLD),
+        "_inputs": tensors,
         "_trains": "training" in omitted,
     }
     return type(name, (Applied,), members)

@@ -12,7 +12,7 @@ from genesis.functions.surface import Sizes
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.convolution import one_size
-from genesis.nn.module import Module
+from genesis.nn.module import Module, changed_settings
 from genesis.nn.parameter import Parameter
 from genesis.tensor import Tensor
 
@@ -73,7 +73,7 @@ class _RunningNorm(Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"track_running_stats={self.track_running_stats}"
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
         )
 
 
@@ -165,7 +165,8 @@ class GroupNorm(Module):
         return F.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+        text = f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}"
+        return f"{text}, bias={self.bias is not None}"
 
 
 # --- Convolutions and paddings ----------------------------------------------------------------------------------------
@@ -173,6 +174,8 @@ class GroupNorm(Module):
 
 class _Convolution(Module):
     """A weight of `shape`, a bias and the settings of a convolution; padding modes other than zeros pad first."""
+
+    output_padding: tuple[int, ...] = (0,)
 
     def __init__(
         self,
@@ -222,7 +225,10 @@ class _Convolution(Module):
 
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
-        return text + (f", padding={self.padding}" if self.padding != (0,) else "")
+        text += f", padding={self.padding}" if self.padding != (0,) else ""
+        text += changed_settings(self, dilation=(1,), output_padding=(0,), groups=1)
+        text += ", bias=False" if self.bias is None else ""
+        return text if self.padding_mode == "zeros" else f"{text}, padding_mode={self.padding_mode}"
 
 
 class Conv1d(_Convolution):

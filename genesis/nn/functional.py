@@ -12,6 +12,7 @@ from genesis.nn import (  # noqa: F401  importing registers their functions
     distance_functions,
     layer_functions,
     losses,
+    multi_head_attention,
     norm_functions,
     scaled_attention,
     value_losses,

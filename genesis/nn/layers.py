@@ -11,7 +11,7 @@ from genesis.autograd import is_grad_enabled, no_grad
 from genesis.errors import ShapeError, UsageError
 from genesis.nn import functional as F
 from genesis.nn import init
-from genesis.nn.module import Module
+from genesis.nn.module import Module, changed_settings
 from genesis.nn.parameter import Parameter
 from genesis.random import Generator
 from genesis.shapes import Shape
@@ -115,8 +115,8 @@ class Embedding(Module):
         return F.embedding(input, self.weight, *how)
 
     def extra_repr(self) -> str:
-        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
-        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"
+        how: dict[str, Any] = {"padding_idx": None, "max_norm": None, "norm_type": 2, "scale_grad_by_freq": False}
+        return f"{self.num_embeddings}, {self.embedding_dim}" + changed_settings(self, **how, sparse=False)
 
 
 def _table(weight: Tensor | None, rows: int, width: int, freeze: bool, device: Any, dtype: Any) -> Parameter:
@@ -201,7 +201,8 @@ class EmbeddingBag(Module):
         )
 
     def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}"
+        how: dict[str, Any] = {"max_norm": None, "norm_type": 2, "scale_grad_by_freq": False, "mode": ""}
+        return f"{self.num_embeddings}, {self.embedding_dim}" + changed_settings(self, **how, padding_idx=None)
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> Shape:
@@ -295,7 +296,8 @@ class LayerNorm(Module):
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+        affine, bias = self.weight is not None, self.bias is not None
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={affine}, bias={bias}"
 
 
 # --- Without parameters -----------------------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ class Dropout(Module):
         return F.dropout(input, self.p, self.training, self.inplace, generator=self.generator)
 
     def extra_repr(self) -> str:
-        return f"p={self.p}" + (", inplace=True" if self.inplace else "")
+        return f"p={self.p}, inplace={self.inplace}"
 
 
 class Flatten(Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -437,13 +438,23 @@ class Module:
         """The module's settings, as `repr` shows them."""
         return ""
 
+    def _parts_repr(self) -> list[str]:
+        """Return a text for each submodule, as `repr` shows them."""
+        return [f"({name}): {module!r}" for name, module in self._modules.items()]
+
     def __repr__(self) -> str:
-        lines = [f"({name}): {module!r}" for name, module in self._modules.items()]
+        lines = self._parts_repr()
         extra = self.extra_repr()
         if not lines:
             return f"{type(self).__name__}({extra})"
         inside = "\n".join([extra, *lines] if extra else lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {inside}\n)"
+
+
+def changed_settings(module: Module, **defaults: Any) -> str:
+    """Return ", name=value" for each attribute that differs from its default, for `extra_repr`."""
+    found = {name: getattr(module, name) for name in defaults}
+    return "".join(f", {name}={value!r}" for name, value in found.items() if value != defaults[name])
 
 
 def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
@@ -610,6 +621,15 @@ class Sequential(_Numbered):
 
 class ModuleList(_Numbered):
     """A list of modules that are registered as submodules."""
+
+    def _parts_repr(self) -> list[str]:
+        """Equal neighbours share a line."""
+        lines, start = [], 0
+        for shown, group in itertools.groupby(map(repr, self)):
+            end = start + len(list(group))
+            lines.append(f"({start}): {shown}" if end == start + 1 else f"({start}-{end - 1}): {end - start} x {shown}")
+            start = end
+        return lines
 
 
 class ModuleDict(Module):

@@ -15,7 +15,7 @@ from genesis.functions.create import zeros
 from genesis.functions.shape import cat, stack
 from genesis.nn import functional as F
 from genesis.nn import init
-from genesis.nn.module import Module
+from genesis.nn.module import Module, changed_settings
 from genesis.nn.parameter import Parameter
 from genesis.nn.utils.rnn import PackedSequence
 from genesis.tensor import Tensor
@@ -103,12 +103,8 @@ class RNNBase(Module):
         return [[getattr(self, n + s) for n in names if n + s in self._parameters] for s in self._suffixes]
 
     def extra_repr(self) -> str:
-        text = f"{self.input_size}, {self.hidden_size}"
         shown = {"proj_size": 0, "num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0}
-        for name, default in {**shown, "bidirectional": False}.items():
-            if getattr(self, name) != default:
-                text += f", {name}={getattr(self, name)}"
-        return text
+        return f"{self.input_size}, {self.hidden_size}" + changed_settings(self, **shown, bidirectional=False)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """Return the outputs of the last layer at all steps, and the final state of every layer and direction.
@@ -261,7 +257,7 @@ class RNNCellBase(Module):
             init.uniform_(p, -bound, bound)
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        return f"{self.input_size}, {self.hidden_size}" + changed_settings(self, bias=True)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """Return the next state of `[B, input]` or `[input]`; a pair (h, c) for an LSTM. The state starts at 0."""
@@ -290,6 +286,9 @@ class RNNCell(RNNCellBase):
         RNN._check_nonlinearity(nonlinearity)
         super().__init__(input_size, hidden_size, bias, 1, device, dtype)
         self.nonlinearity, self.mode = nonlinearity, f"RNN_{nonlinearity.upper()}"
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")
 
 
 class LSTMCell(RNNCellBase):

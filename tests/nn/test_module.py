@@ -354,7 +354,7 @@ def test_repr_shows_the_tree() -> None:
         "  (0): Linear(in_features=2, out_features=3, bias=True)\n"
         "  (1): Sequential(\n"
         "    (0): GELU(approximate='tanh')\n"
-        "    (1): Dropout(p=0.1)\n"
+        "    (1): Dropout(p=0.1, inplace=False)\n"
         "  )\n"
         ")"
     )

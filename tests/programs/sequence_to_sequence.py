@@ -8,8 +8,10 @@ import torch.nn as nn
 
 rng = np.random.default_rng(6)
 model = nn.Transformer(d_model=8, nhead=2, num_encoder_layers=1, num_decoder_layers=1, dim_feedforward=16, dropout=0.0)
-for p in model.parameters():
-    if p.dim() > 1:
+for name, p in model.named_parameters():
+    if "linear" in name and p.dim() == 1:
+        nn.init.zeros_(p)
+    elif p.dim() > 1:
         nn.init.constant_(p, 1 / math.sqrt(p.size(-1)))
         p.data.mul_(torch.from_numpy(rng.standard_normal(tuple(p.shape))).float())
 source = torch.from_numpy(rng.standard_normal((6, 2, 8))).float()
