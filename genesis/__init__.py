@@ -28,9 +28,10 @@ from genesis.backend import Device
 from genesis.backend import Device as device
 from genesis.dtypes import COMPLEX as _complex_types
 from genesis.dtypes import NAMES as _types
-from genesis.dtypes import DType, Layout, finfo, iinfo, promote_types, strided
+from genesis.dtypes import DType, Layout, contiguous_format, finfo, iinfo, preserve_format, promote_types, strided
 from genesis.dtypes import DType as dtype
 from genesis.dtypes import Layout as layout
+from genesis.dtypes import MemoryFormat as memory_format
 from genesis.functions.reduce import ValuesAndIndices
 from genesis.functions.surface import functions as _functions
 from genesis.keywords import check_calls
@@ -45,7 +46,7 @@ globals().update(_functions)  # also those of neural networks
 
 newaxis = None
 
-check_calls(globals(), ("DType", "Device", "promote_types"))
+check_calls(globals(), ("DType", "Device", "layout", "memory_format", "promote_types"))
 
 
 _LAZY = {
@@ -83,6 +84,9 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "check_op",
     "compile",
     "compiler",
+    "contiguous_format",
+    "memory_format",
+    "preserve_format",
     "cuda",
     "cuda_op",
     "custom",

@@ -40,6 +40,8 @@ from genesis.dtypes import DType as DType
 from genesis.dtypes import DType as dtype
 from genesis.dtypes import Layout as Layout
 from genesis.dtypes import Layout as layout
+from genesis.dtypes import MemoryFormat
+from genesis.dtypes import MemoryFormat as memory_format
 from genesis.dtypes import finfo as finfo
 from genesis.dtypes import iinfo as iinfo
 from genesis.dtypes import promote_types as promote_types
@@ -79,12 +81,14 @@ __all__ = [
     "addmv",
     "addr",
     "adjoint",
+    "alias_copy",
     "all",
     "allclose",
     "alpha_dropout",
     "amax",
     "amin",
     "aminmax",
+    "angle",
     "any",
     "arange",
     "arccos",
@@ -106,6 +110,7 @@ __all__ = [
     "argsort",
     "argwhere",
     "as_strided",
+    "as_strided_copy",
     "as_strided_scatter",
     "as_tensor",
     "asarray",
@@ -177,7 +182,10 @@ __all__ = [
     "concat",
     "concatenate",
     "conj",
+    "conj_physical",
+    "constant_pad_nd",
     "contiguous",
+    "contiguous_format",
     "conv1d",
     "conv_transpose1d",
     "copysign",
@@ -207,6 +215,7 @@ __all__ = [
     "diag_embed",
     "diagflat",
     "diagonal",
+    "diagonal_copy",
     "diagonal_scatter",
     "diff",
     "digamma",
@@ -223,6 +232,7 @@ __all__ = [
     "einsum",
     "empty",
     "empty_like",
+    "empty_permuted",
     "empty_strided",
     "enable_grad",
     "eq",
@@ -238,6 +248,7 @@ __all__ = [
     "exp2_",
     "exp_",
     "expand",
+    "expand_copy",
     "expm1",
     "expm1_",
     "eye",
@@ -385,6 +396,7 @@ __all__ = [
     "maximum",
     "mean",
     "median",
+    "memory_format",
     "meshgrid",
     "min",
     "minimum",
@@ -416,6 +428,7 @@ __all__ = [
     "nn",
     "no_grad",
     "nonzero",
+    "nonzero_static",
     "norm",
     "normal",
     "not_equal",
@@ -431,6 +444,7 @@ __all__ = [
     "pca_lowrank",
     "pdist",
     "permute",
+    "permute_copy",
     "pi",
     "pinverse",
     "poisson",
@@ -438,6 +452,7 @@ __all__ = [
     "positive",
     "pow",
     "prelu",
+    "preserve_format",
     "prod",
     "profiler",
     "promote_types",
@@ -480,6 +495,9 @@ __all__ = [
     "repeat",
     "repeat_interleave",
     "reshape",
+    "resize_as_",
+    "resolve_conj",
+    "resolve_neg",
     "result_type",
     "right_shift",
     "rms_norm",
@@ -501,6 +519,7 @@ __all__ = [
     "searchsorted",
     "seed",
     "select",
+    "select_copy",
     "select_scatter",
     "selu",
     "selu_",
@@ -533,11 +552,13 @@ __all__ = [
     "special",
     "split",
     "split_with_sizes",
+    "split_with_sizes_copy",
     "sqrt",
     "sqrt_",
     "square",
     "square_",
     "squeeze",
+    "squeeze_copy",
     "stack",
     "std",
     "std_mean",
@@ -551,6 +572,7 @@ __all__ = [
     "swapaxes",
     "swapdims",
     "t",
+    "t_copy",
     "take",
     "take_along_dim",
     "tan",
@@ -567,6 +589,7 @@ __all__ = [
     "topk",
     "trace",
     "transpose",
+    "transpose_copy",
     "trapezoid",
     "trapz",
     "triangular_solve",
@@ -580,14 +603,17 @@ __all__ = [
     "trunc_",
     "uint8",
     "unbind",
+    "unbind_copy",
     "unflatten",
     "unfold",
+    "unfold_copy",
     "unique",
     "unique_consecutive",
     "unravel_index",
     "unsafe_chunk",
     "unsafe_split",
     "unsqueeze",
+    "unsqueeze_copy",
     "use_deterministic_algorithms",
     "vander",
     "var",
@@ -595,6 +621,7 @@ __all__ = [
     "vdot",
     "view_as_complex",
     "view_as_real",
+    "view_copy",
     "vsplit",
     "vstack",
     "where",
@@ -610,6 +637,7 @@ cdouble: DType
 cfloat: DType
 complex128: DType
 complex64: DType
+contiguous_format: MemoryFormat
 default_generator: Generator
 double: DType
 e: builtins.float
@@ -628,6 +656,7 @@ long: DType
 nan: builtins.float
 newaxis: None
 pi: builtins.float
+preserve_format: MemoryFormat
 short: DType
 strided: Layout
 uint8: DType
@@ -720,6 +749,9 @@ def addr(
 def adjoint(input: Tensor) -> Tensor:
     """Return x with its last two dimensions swapped, the adjoint of real matrices."""
 
+def alias_copy(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a copy of x."""
+
 def all(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether all elements over `dim` are not 0; an empty `dim` reduces no dimension, as in torch."""
 
@@ -753,6 +785,9 @@ def aminmax(
 ) -> MinAndMax:
     """Return the smallest and the largest elements along `dim`, or of all."""
 
+def angle(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the angles of complex numbers, from -π to π; π for negative real numbers, and 0 for others."""
+
 def any(input: Tensor, dim: Dims = None, keepdim: builtins.bool = False, *, out: Tensor | None = None) -> Tensor:
     """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
 
@@ -766,6 +801,7 @@ def arange(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return start, start + step, … up to but excluding end, for arange([start,] end[, step])."""
 
@@ -841,6 +877,16 @@ def as_strided(
     storage_offset: builtins.int | None = None,
 ) -> Tensor:
     """Return any window on x's storage; `storage_offset` counts from the storage's start (default: x's own)."""
+
+def as_strided_copy(
+    input: Tensor,
+    size: Sequence[builtins.int],
+    stride: Sequence[builtins.int],
+    storage_offset: builtins.int | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return a copy of `as_strided`."""
 
 def as_strided_scatter(
     input: Tensor,
@@ -1051,7 +1097,7 @@ def clip_(
 ) -> Tensor:
     """Compute `clamp` in place."""
 
-def clone(input: Tensor) -> Tensor:
+def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
 
 def column_stack(tensors: Sequence[Tensor], *, out: Tensor | None = None) -> Tensor:
@@ -1072,7 +1118,13 @@ def concatenate(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, ou
 def conj(input: Tensor) -> Tensor:
     """Return the conjugate; a real tensor itself."""
 
-def contiguous(input: Tensor) -> Tensor:
+def conj_physical(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return `conj(x)`, computed at once; a real tensor itself."""
+
+def constant_pad_nd(input: Tensor, pad: Sequence[builtins.int], value: builtins.float = 0) -> Tensor:
+    """Compute `nn.functional.pad` with a constant."""
+
+def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """Return x itself if its elements are stored row-major without gaps, else a copy."""
 
 def conv1d(
@@ -1171,6 +1223,16 @@ def diagonal(input: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, di
     """Return the diagonals of the matrices in `dim1` and `dim2` as the last dimension, `offset` above the main
     one."""
 
+def diagonal_copy(
+    input: Tensor,
+    offset: builtins.int = 0,
+    dim1: builtins.int = 0,
+    dim2: builtins.int = 1,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return a copy of `diagonal`."""
+
 def diagonal_scatter(
     input: Tensor, src: Tensor, offset: builtins.int = 0, dim1: builtins.int = 0, dim2: builtins.int = 1
 ) -> Tensor:
@@ -1241,6 +1303,8 @@ def empty(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
 
@@ -1251,8 +1315,23 @@ def empty_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Return a tensor with undefined contents, with x's shape, dtype and device by default."""
+
+def empty_permuted(
+    size: Sizes,
+    physical_layout: Sizes,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: builtins.bool = False,
+    out: Tensor | None = None,
+    pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Return a tensor with undefined contents whose dimensions are stored in the order `physical_layout`."""
 
 def empty_strided(
     size: Sizes,
@@ -1262,6 +1341,7 @@ def empty_strided(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a tensor with undefined contents and the given strides, in elements."""
 
@@ -1301,6 +1381,9 @@ def exp_(input: Tensor) -> Tensor:
 def expand(input: Tensor, *sizes: Sizes, implicit: builtins.bool = False) -> Tensor:
     """Return a view of x, repeated along dimensions of size 1 and along new leading ones; -1 keeps a size."""
 
+def expand_copy(input: Tensor, *sizes: Sizes, implicit: builtins.bool = False, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `expand`."""
+
 def expm1(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """e^x - 1, exact near 0."""
 
@@ -1316,6 +1399,7 @@ def eye(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return an `[n, m]` matrix (square unless m is given) with ones on the diagonal."""
 
@@ -1394,6 +1478,7 @@ def full(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a tensor filled with `fill_value`, whose type determines the default dtype: float32, int64 or
     bool."""
@@ -1406,6 +1491,8 @@ def full_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Return a tensor filled with `fill_value`, with x's shape, dtype and device by default."""
 
@@ -1690,6 +1777,7 @@ def linspace(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to end, both included."""
 
@@ -1761,6 +1849,7 @@ def logspace(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return `base` to the power of `steps` evenly spaced values from start to end."""
 
@@ -1977,6 +2066,11 @@ def negative_(input: Tensor) -> Tensor:
 def nonzero(input: Tensor, as_tuple: builtins.bool = False, *, out: Tensor | None = None) -> Any:
     """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
 
+def nonzero_static(
+    input: Tensor, *, size: builtins.int, fill_value: builtins.int = -1, out: Tensor | None = None
+) -> Tensor:
+    """Return the first `size` rows of `nonzero(x)`, followed by rows of `fill_value`."""
+
 def norm(
     input: Tensor,
     p: builtins.float | str | None = "fro",
@@ -1999,6 +2093,7 @@ def normal(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return normal values with the given mean and standard deviation, of shape `size`, or one for each of a
     tensor."""
@@ -2016,6 +2111,7 @@ def ones(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a tensor of ones, of the default dtype unless `dtype` is given."""
 
@@ -2026,6 +2122,8 @@ def ones_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Return ones with x's shape, dtype and device by default."""
 
@@ -2065,6 +2163,9 @@ def pdist(input: Tensor, p: builtins.float = 2.0) -> Tensor:
 
 def permute(input: Tensor, *dims: Sizes) -> Tensor:
     """Return x with its dimensions in the order `dims`."""
+
+def permute_copy(input: Tensor, *dims: Sizes, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `permute`."""
 
 def pinverse(input: Tensor, rcond: builtins.float = 1e-15) -> Tensor:
     """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
@@ -2125,6 +2226,7 @@ def rand(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return uniform values in [0, 1), of shape `size`."""
 
@@ -2136,6 +2238,8 @@ def rand_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Compute `rand` with x's shape, dtype and device by default."""
 
@@ -2150,6 +2254,7 @@ def randint(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return integers in [low, high), of shape `size`; `randint(high, size)` starts at 0."""
 
@@ -2163,6 +2268,8 @@ def randint_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Compute `randint` with x's shape, dtype and device by default."""
 
@@ -2174,6 +2281,7 @@ def randn(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return standard normal values, of shape `size`."""
 
@@ -2185,6 +2293,8 @@ def randn_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Compute `randn` with x's shape, dtype and device by default."""
 
@@ -2197,6 +2307,7 @@ def randperm(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return 0 … n-1 in random order, as int64 unless `dtype` is given."""
 
@@ -2210,6 +2321,7 @@ def range(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return start, start + step, … up to and including end, in the default dtype unless `dtype` is given."""
 
@@ -2348,6 +2460,15 @@ def repeat_interleave(
 def reshape(input: Tensor, *shape: Sizes) -> Tensor:
     """Return x as `shape` (one size may be -1): a view if the strides allow it, else a copy."""
 
+def resize_as_(input: Tensor, the_template: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
+    """Change x's shape to another tensor's; see `Tensor.resize_`."""
+
+def resolve_conj(input: Tensor) -> Tensor:
+    """Return x: conjugates are always computed."""
+
+def resolve_neg(input: Tensor) -> Tensor:
+    """Return x: negatives are always computed."""
+
 def result_type(*operands: Any) -> DType:
     """Return the dtype of arithmetic on tensors and numbers: `result_type(x, 2.5)`, or on one sequence of them."""
 
@@ -2418,6 +2539,7 @@ def scalar_tensor(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a number as a tensor without dimensions, in the default dtype unless `dtype` is given."""
 
@@ -2467,6 +2589,9 @@ def seed() -> builtins.int:
 
 def select(input: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
     """Return the slice at `index` of dimension `dim`, which is removed. Raises IndexRangeError."""
+
+def select_copy(input: Tensor, dim: builtins.int, index: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `select`."""
 
 def select_scatter(input: Tensor, src: Tensor, dim: builtins.int, index: builtins.int) -> Tensor:
     """Return a copy of x with `src` as slice `index` of `dim`."""
@@ -2581,6 +2706,11 @@ def split(
 def split_with_sizes(input: Tensor, split_sizes: Sequence[builtins.int], dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return views of the listed sizes along `dim`."""
 
+def split_with_sizes_copy(
+    input: Tensor, split_sizes: Sequence[builtins.int], dim: builtins.int = 0, *, out: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return a copy of `split_with_sizes`."""
+
 def sqrt(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """√x."""
 
@@ -2595,6 +2725,9 @@ def square_(input: Tensor) -> Tensor:
 
 def squeeze(input: Tensor, *dim: builtins.int | Sequence[builtins.int]) -> Tensor:
     """Return x without its dimensions of size 1: all of them, or those in `dim`."""
+
+def squeeze_copy(input: Tensor, *dim: builtins.int | Sequence[builtins.int], out: Tensor | None = None) -> Tensor:
+    """Return a copy of `squeeze`."""
 
 def stack(tensors: Sequence[Tensor] | Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> Tensor:
     """Return tensors of the same shape stacked along a new dimension. Raises ShapeError if shapes differ."""
@@ -2670,6 +2803,9 @@ def swapdims(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
 def t(input: Tensor) -> Tensor:
     """Return the transpose of a matrix; vectors and scalars are returned unchanged."""
 
+def t_copy(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `t`."""
+
 def take(input: Tensor, index: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the elements of the flattened x at `index`, in its shape."""
 
@@ -2697,6 +2833,7 @@ def tensor(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested lists of numbers, or a numpy array."""
 
@@ -2741,6 +2878,9 @@ def trace(input: Tensor) -> Tensor:
 def transpose(input: Tensor, dim0: builtins.int, dim1: builtins.int) -> Tensor:
     """Return x with two dimensions swapped."""
 
+def transpose_copy(input: Tensor, dim0: builtins.int, dim1: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `transpose`."""
+
 def trapezoid(
     other: Tensor, input: Tensor | None = None, *, dx: builtins.float | None = None, dim: builtins.int = -1
 ) -> Tensor:
@@ -2774,6 +2914,7 @@ def tril_indices(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return rows and columns `[2, n]` of the lower triangle of a matrix, up to diagonal `offset`."""
 
@@ -2789,6 +2930,7 @@ def triu_indices(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return rows and columns `[2, n]` of the upper triangle of a matrix, up to diagonal `offset`."""
 
@@ -2810,11 +2952,19 @@ def trunc_(input: Tensor) -> Tensor:
 def unbind(input: Tensor, dim: builtins.int = 0) -> tuple[Tensor, ...]:
     """Return one view per index of dimension `dim`, which is removed."""
 
+def unbind_copy(input: Tensor, dim: builtins.int = 0, *, out: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Return a copy of `unbind`."""
+
 def unflatten(input: Tensor, dim: builtins.int, sizes: Sequence[builtins.int]) -> Tensor:
     """Return x with dimension `dim` split into `sizes` (one may be -1)."""
 
 def unfold(input: Tensor, dimension: builtins.int, size: builtins.int, step: builtins.int) -> Tensor:
     """Return a view of all windows of `size` along `dimension`, `step` apart, as a new last dimension."""
+
+def unfold_copy(
+    input: Tensor, dimension: builtins.int, size: builtins.int, step: builtins.int, *, out: Tensor | None = None
+) -> Tensor:
+    """Return a copy of `unfold`."""
 
 def unique(
     input: Tensor,
@@ -2847,6 +2997,9 @@ def unsafe_split(
 
 def unsqueeze(input: Tensor, dim: builtins.int) -> Tensor:
     """Return x with a dimension of size 1 inserted before `dim`."""
+
+def unsqueeze_copy(input: Tensor, dim: builtins.int, *, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `unsqueeze`."""
 
 def use_deterministic_algorithms(mode: builtins.bool, *, warn_only: builtins.bool = False) -> None:
     """Record the choice; every algorithm here is deterministic in either case."""
@@ -2884,6 +3037,9 @@ def view_as_complex(input: Tensor) -> Tensor:
 def view_as_real(input: Tensor) -> Tensor:
     """Return the pairs [..., 2] of a complex tensor, over the same memory."""
 
+def view_copy(input: Tensor, *shape: Sizes, out: Tensor | None = None) -> Tensor:
+    """Return a copy of `view`."""
+
 def vsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:
     """Compute `tensor_split` along dimension 0, into equal sections."""
 
@@ -2915,6 +3071,7 @@ def zeros(
     requires_grad: builtins.bool = False,
     out: Tensor | None = None,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
 ) -> Tensor:
     """Return a tensor of zeros, of the default dtype unless `dtype` is given."""
 
@@ -2925,5 +3082,7 @@ def zeros_like(
     device: DeviceLike = None,
     requires_grad: builtins.bool = False,
     pin_memory: builtins.bool = False,
+    layout: Layout | None = None,
+    memory_format: MemoryFormat | None = None,
 ) -> Tensor:
     """Return zeros with x's shape, dtype and device by default."""

@@ -8,6 +8,7 @@ tensor([-2.0000+1.0000j])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
@@ -19,8 +20,9 @@ from genesis.dtypes import ComplexType, complex64, complex128, float32, float64
 from genesis.errors import DTypeError, ShapeError
 from genesis.functions.arrange import broadcast_tensors
 from genesis.functions.create import zeros_like
+from genesis.functions.elementwise import where
 from genesis.functions.shape import stack
-from genesis.functions.surface import array_of, public, sizes_of
+from genesis.functions.surface import array_of, methods, public, sizes_of
 from genesis.shapes import normalize_axis
 from genesis.tensor import Tensor
 
@@ -42,6 +44,7 @@ class ComplexTensor(Tensor):
         """Refuse all functions of real tensors."""
         raise DTypeError("a complex tensor does not fit here", next="use its operators and methods, or view_as_real()")
 
+    base = node = array
     shape = property(lambda self: self.pairs.shape[:-1])
     ndim = property(lambda self: self.pairs.ndim - 1)
     dtype = property(lambda self: _TYPES[self.pairs.dtype])
@@ -179,6 +182,47 @@ def conj(x: Tensor) -> Tensor:
     return x.conj() if isinstance(x, ComplexTensor) else x
 
 
+@public(out=True, in_place=True)
+def conj_physical(x: Tensor) -> Tensor:
+    """Return `conj(x)`, computed at once; a real tensor itself."""
+    return conj(x)
+
+
+@public
+def resolve_conj(x: Tensor) -> Tensor:
+    """Return x: conjugates are always computed."""
+    return x
+
+
+@public
+def resolve_neg(x: Tensor) -> Tensor:
+    """Return x: negatives are always computed."""
+    return x
+
+
+@public(out=True)
+def angle(x: Tensor) -> Tensor:
+    """Return the angles of complex numbers, from -π to π; π for negative real numbers, and 0 for others."""
+    if isinstance(x, ComplexTensor):
+        return x.imag.atan2(x.real)  # type: ignore[no-any-return]
+    return where(x != x, x, (x < 0).to(x.dtype) * math.pi)  # type: ignore[no-any-return]
+
+
+def _caster(name: str, kind: ComplexType) -> Any:
+    def method(x: Tensor, memory_format: Any = None) -> Tensor:
+        if isinstance(x, ComplexTensor):
+            return x.to(kind)  # type: ignore[no-any-return]
+        real = x.to(_REAL[kind])
+        return complex(real, zeros_like(real))
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"Convert to {kind.name}."
+    return public(function=False)(method)
+
+
+cfloat, cdouble = _caster("cfloat", complex64), _caster("cdouble", complex128)
+
+
 @public(method=False)
 def complex(real: Tensor, imag: Tensor) -> Tensor:
     """Return a complex tensor of real and imaginary parts, which have the same type, float32 or float64."""
@@ -192,6 +236,10 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """Return abs·(cos(angle) + i·sin(angle)), of tensors of the same type, float32 or float64."""
     turned: Any = complex(abs, angle)  # checks the types
     return complex(turned.real * turned.imag.cos(), turned.real * turned.imag.sin())
+
+
+for _name in ("angle", "cdouble", "cfloat", "conj", "conj_physical", "conj_physical_", "resolve_conj", "resolve_neg"):
+    setattr(Tensor, _name, methods[_name])
 
 
 def _complex(x: Any, name: str) -> Any:

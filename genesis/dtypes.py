@@ -79,11 +79,19 @@ _BY_PYTHON: dict[type, DType] = {float: float32, int: int64, bool: bool_}  # dty
 class Layout:
     """How a tensor's elements are stored; `strided` is the only layout."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def __repr__(self) -> str:
-        return "genesis.strided"
+        return f"genesis.{self.name}"
 
 
-strided = Layout()
+class MemoryFormat(Layout):
+    """The order of a result's elements: `contiguous_format` (row-major) or `preserve_format` (the input's order)."""
+
+
+strided = Layout("strided")
+contiguous_format, preserve_format = MemoryFormat("contiguous_format"), MemoryFormat("preserve_format")
 
 
 def default_dtype() -> DType:

@@ -10,7 +10,12 @@ _SAME = (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "log1p", "log_softmax", "logit", "logsumexp", "round", "sinc",
     "softmax", "xlogy",
 )  # fmt: skip
-_NAMES = {name: name for name in _SAME} | {"expit": "sigmoid", "gammaln": "lgamma", "multigammaln": "mvlgamma"}
+_NAMES = {name: name for name in _SAME} | {
+    "expit": "sigmoid",
+    "gammaln": "lgamma",
+    "multigammaln": "mvlgamma",
+    "psi": "digamma",
+}
 
 globals().update({name: _functions[own] for name, own in _NAMES.items()})
 

@@ -29,9 +29,9 @@ from genesis.functions.methods import Methods
 from genesis.functions.printing import text_of as _text_of
 from genesis.functions.storage import UntypedStorage
 from genesis.functions.storage import window as _window
-from genesis.functions.surface import normalized
+from genesis.functions.surface import formatted, normalized, sizes_of
 from genesis.op import registry
-from genesis.shapes import Shape, Size, normalize_axis
+from genesis.shapes import Shape, Size, normalize_axis, numel
 
 # The types' names before "Tensor" in `Tensor.type`.
 _TYPES = {
@@ -44,6 +44,11 @@ def _along(dim: builtins.int, ndim: builtins.int) -> builtins.int:
     if not ndim:
         raise IndexRangeError("a tensor without dimensions has no sizes")
     return normalize_axis(dim, ndim)
+
+
+def _cast(x: Any, dtype: Any, memory_format: Any) -> Tensor:
+    converted: Tensor = _create.to(x, dtype)
+    return converted if memory_format is None else formatted(converted, memory_format, "to")
 
 
 class Tensor(Methods, TensorBase, concrete=True):
@@ -98,6 +103,15 @@ class Tensor(Methods, TensorBase, concrete=True):
     def mT(self) -> Tensor:  # noqa: N802
         """The tensor with its last two dimensions swapped."""
         return self.transpose(-2, -1)
+
+    mH = mT
+
+    @property
+    def H(self) -> Tensor:  # noqa: N802
+        """A matrix with its dimensions swapped."""
+        if self.ndim not in (0, 2):
+            raise ShapeError(f"H of a tensor of shape {tuple(self.shape)}", next="use .mH")
+        return self.T
 
     def dim(self) -> builtins.int:
         return self.ndim
@@ -158,7 +172,7 @@ class Tensor(Methods, TensorBase, concrete=True):
     def nbytes(self) -> builtins.int:
         return self.array.nbytes
 
-    def is_contiguous(self) -> builtins.bool:
+    def is_contiguous(self, memory_format: Any = None) -> builtins.bool:
         return self.array.is_contiguous
 
     def is_floating_point(self) -> builtins.bool:
@@ -189,6 +203,23 @@ class Tensor(Methods, TensorBase, concrete=True):
             return self
         self.take_memory(_window(self.array, source, storage_offset, size, stride))
         return self
+
+    def resize_(self, *sizes: Any, memory_format: Any = None) -> Tensor:
+        """Change the shape, row-major over the same memory; a larger one continues in new memory.
+
+        Elements beyond the old ones are undefined. Raises GradientError if the tensor requires a gradient.
+        """
+        if self.requires_grad:
+            raise GradientError("resize_ of a tensor that requires a gradient", next="use reshape, or detach() it")
+        own, shape = self.array, sizes_of(sizes, "resize_")
+        if any(s < 0 for s in shape):
+            raise ShapeError(f"resize_: {shape} has a negative size")
+        held = own.storage.nbytes // self.itemsize
+        if own.offset + numel(shape) > held:
+            grown = _create.empty(own.offset + numel(shape), dtype=own.dtype, device=own.device)
+            grown[:held] = self.as_strided((held,), (1,), 0)
+            self.take_memory(grown.array)
+        return self.set_(self.untyped_storage(), own.offset, shape)
 
     def share_memory_(self) -> Tensor:
         """Return the tensor. CUDA memory counts as shared; on the CPU it raises, because ranks share no memory."""
@@ -429,10 +460,11 @@ class Tensor(Methods, TensorBase, concrete=True):
         device: Any = None,
         copy: builtins.bool = False,
         non_blocking: builtins.bool = False,
+        memory_format: Any = None,
     ) -> Tensor:
         """Return the tensor with another dtype or on another device; itself if nothing changes (unless `copy`)."""
-        moved = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
-        return moved  # type: ignore[no-any-return]
+        moved: Tensor = _create.to(self, *args, dtype=dtype, device=device, copy=copy, non_blocking=non_blocking)
+        return moved if memory_format is None else formatted(moved, memory_format, "to")
 
     def type(self, dtype: Any = None, non_blocking: builtins.bool = False) -> Any:
         """Return the name of the type, such as "torch.FloatTensor"; with `dtype`, a type or a name, convert to it."""
@@ -444,45 +476,45 @@ class Tensor(Methods, TensorBase, concrete=True):
         device = None if kind is None else "cuda" if ".cuda." in named else "cpu"
         return self.to(dtype=kind or dtype, device=device, non_blocking=non_blocking)
 
-    def byte(self) -> Tensor:
-        return self.to("uint8")
+    def byte(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "uint8", memory_format)
 
-    def char(self) -> Tensor:
-        return self.to("int8")
+    def char(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "int8", memory_format)
 
-    def short(self) -> Tensor:
-        return self.to("int16")
+    def short(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "int16", memory_format)
 
-    def float(self) -> Tensor:
-        return self.to(float32)
+    def float(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, float32, memory_format)
 
-    def double(self) -> Tensor:
-        return self.to(float64)
+    def double(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, float64, memory_format)
 
-    def half(self) -> Tensor:
-        return self.to("float16")
+    def half(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "float16", memory_format)
 
-    def bfloat16(self) -> Tensor:
-        return self.to("bfloat16")
+    def bfloat16(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "bfloat16", memory_format)
 
-    def long(self) -> Tensor:
-        return self.to("int64")
+    def long(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "int64", memory_format)
 
-    def int(self) -> Tensor:
-        return self.to("int32")
+    def int(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "int32", memory_format)
 
-    def bool(self) -> Tensor:
-        return self.to("bool")
+    def bool(self, memory_format: Any = None) -> Tensor:
+        return _cast(self, "bool", memory_format)
 
     def type_as(self, other: Tensor) -> Tensor:
         return self.to(other.dtype)
 
-    def cpu(self) -> Tensor:
-        return self.to(device="cpu")
+    def cpu(self, memory_format: Any = None) -> Tensor:
+        return self.to(device="cpu", memory_format=memory_format)
 
-    def cuda(self, device: Any = None, non_blocking: builtins.bool = False) -> Tensor:
+    def cuda(self, device: Any = None, non_blocking: builtins.bool = False, memory_format: Any = None) -> Tensor:
         device = "cuda" if device is None else f"cuda:{device}" if isinstance(device, builtins.int) else device
-        return self.to(device=device, non_blocking=non_blocking)
+        return self.to(device=device, non_blocking=non_blocking, memory_format=memory_format)
 
     @property
     def is_cuda(self) -> builtins.bool:

@@ -139,7 +139,7 @@ def full(
     return _filled(shape, value, result_type((value,)) if dtype is None else dtype, device, requires_grad)
 
 
-@public(method=False, out=True, pin_memory=True)
+@public(method=False, out=True, pin_memory=True, memory_format=True)
 def empty(*size: Sizes, dtype: DTypeLike = None, device: DeviceLike = None, requires_grad: bool = False) -> Tensor:
     """Return a tensor with undefined contents, of the default dtype unless `dtype` is given."""
     shape = sizes_of(size, "empty")
@@ -339,13 +339,18 @@ def to(
         DTypeError: for an argument that is neither a dtype nor a device.
     """
     a = array_of(x, "to")
+    booleans: tuple[bool, ...] = ()
     for value in args:
         if isinstance(value, TensorBase):
             dtype, device = value.array.dtype, value.array.device
         elif isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in ("cpu", "cuda")):
             device = value
+        elif type(value) is bool:
+            booleans = (*booleans, value)
         elif value is not None:
             dtype = value
+    if booleans:
+        non_blocking, copy = (*booleans, *(non_blocking, copy)[len(booleans) :])
     place = a.device if device is None else as_device(device)
     result = x
     # Narrow before the transfer and widen after it, so that fewer bytes are copied.

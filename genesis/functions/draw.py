@@ -5,6 +5,7 @@ Named as in torch; the values are Genesis's own.
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from genesis.functions.create import _wrap as wrap
 from genesis.functions.create import arange, as_tensor, empty, kind_and_place, linspace, tensor, to
 from genesis.functions.elementwise import add, clamp, copy_, div, pow, sub, to_dtype, where
 from genesis.functions.random import rand, randn
+from genesis.functions.shape import permute
 from genesis.functions.surface import DeviceLike, DTypeLike, Sizes, Tensor, array_of, public, sizes_of
 from genesis.random import Generator
 
@@ -174,6 +176,24 @@ def empty_strided(
     extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
     memory = empty(extent, dtype=dtype, device=device)
     return wrap(memory.array.view(shape, strides), requires_grad)
+
+
+@public(method=False, out=True, pin_memory=True)
+def empty_permuted(
+    size: Sizes,
+    physical_layout: Sizes,
+    *,
+    dtype: DTypeLike = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor with undefined contents whose dimensions are stored in the order `physical_layout`."""
+    shape, order = sizes_of((size,), "empty_permuted"), sizes_of((physical_layout,), "empty_permuted")
+    if sorted(order) != [*builtins.range(len(shape))]:
+        raise ShapeError(f"empty_permuted: {order} is no order of {len(shape)} dimensions")
+    memory = empty([shape[d] for d in order], dtype=dtype, device=device)
+    inverse = [order.index(d) for d in builtins.range(len(shape))]
+    return permute(memory, inverse).detach().requires_grad_(requires_grad)
 
 
 @public(function=False, pin_memory=True)

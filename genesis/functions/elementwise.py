@@ -203,7 +203,7 @@ def to_dtype(x: Tensor, dtype: DTypeLike) -> Tensor:
     return x if x.array.dtype is dtype else apply(ops.cast, x, dtype=dtype)
 
 
-@public
+@public(memory_format=True)
 def clone(x: Tensor) -> Tensor:
     """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
     if array_of(x, "clone").is_contiguous:

@@ -5,11 +5,13 @@ Read last: every other module of functions has entered its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis.autograd.modes import is_grad_enabled
-from genesis.dtypes import INTEGER
+from genesis.dtypes import INTEGER, MemoryFormat
 from genesis.errors import GradientError
 from genesis.functions import (  # noqa: F401  importing them fills the tables
     arrange,
@@ -30,7 +32,17 @@ from genesis.functions import (  # noqa: F401  importing them fills the tables
     shape,
     statistics,
 )
-from genesis.functions.surface import Tensor, array_of, bare, derived_in_place, functions, methods, public, store
+from genesis.functions.surface import (
+    Tensor,
+    array_of,
+    bare,
+    derived_in_place,
+    functions,
+    methods,
+    public,
+    renamed,
+    store,
+)
 
 # Torch's further names, which have the functions' methods and in-place methods too.
 ALIASES = {
@@ -56,9 +68,34 @@ IN_PLACE_FUNCTIONS = (
     "abs", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "asin", "asinh", "atan",
     "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "deg2rad", "erf", "erfc", "exp", "exp2",
     "expm1", "fill", "fix", "floor", "frac", "gcd", "lcm", "ldexp", "log", "log10", "log1p", "log2", "logit",
-    "nan_to_num", "neg", "negative", "rad2deg", "reciprocal", "relu", "round", "rsqrt", "sgn", "sigmoid", "sin", "sinc",
+    "nan_to_num", "neg", "negative", "rad2deg", "reciprocal", "relu", "resize_as", "round", "rsqrt", "sgn", "sigmoid",
+    "sin", "sinc",
     "sinh", "sqrt", "square", "tan", "tanh", "trunc", "xlogy", "zero",
 )  # fmt: skip
+
+
+# Views whose function with _copy copies them.
+COPIES = (
+    "as_strided", "diagonal", "expand", "permute", "select", "split_with_sizes", "squeeze", "t", "transpose",
+    "unbind", "unfold", "unsqueeze", "view",
+)  # fmt: skip
+
+
+def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that copies the views that `function` returns."""
+
+    name = f"{function.__name__}_copy"
+    view = renamed(function, name)
+
+    @functools.wraps(function)
+    def copied(*args: Any, **given: Any) -> Any:
+        views = view(*args, **given)
+        return tuple(v.clone() for v in views) if isinstance(views, (tuple, list)) else views.clone()
+
+    copied.__name__, copied.__qualname__, copied.__doc__ = name, name, f"Return a copy of `{name[:-5]}`."
+    del copied.__wrapped__
+    copied.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return public(method=False, out=True)(copied)
 
 
 def turn_into(x: Any, view: Any, name: str) -> Any:
@@ -103,6 +140,24 @@ def relu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     return _relu_of_floats(x, out=out)
 
 
+@public(method=False, out=True)
+def alias_copy(x: Tensor) -> Tensor:
+    """Return a copy of x."""
+    return x.clone()
+
+
+@public
+def resize_as_(x: Tensor, the_template: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
+    """Change x's shape to another tensor's; see `Tensor.resize_`."""
+    return x.resize_(array_of(the_template, "resize_as_").shape)
+
+
+@public(method=False)
+def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Compute `nn.functional.pad` with a constant."""
+    return shape.pad(x, pad, value=value)
+
+
 for _name in IN_PLACE:
     methods[f"{_name}_"] = derived_in_place(functions[_name])
 for _name in IN_PLACE_VIEWS:
@@ -115,5 +170,7 @@ for _name, _target in ALIASES.items():
         if _target + _end in methods:
             methods.setdefault(_name + _end, methods[_target + _end])
 functions["t"] = methods["t"]
+for _name in COPIES:
+    _copied(methods[_name])
 for _name in IN_PLACE_FUNCTIONS:
     functions[f"{_name}_"] = methods[f"{_name}_"]

@@ -54,6 +54,7 @@ def _operators() -> Iterator[tuple[str, Callable[..., Any]]]:
         function = bare(methods[name])
         yield f"__r{symbol}__", function if symbol in _COMMUTING else _reflected(function)
         yield f"__i{symbol}__", bare(methods[f"{name}_"])
+    yield from (("__rdiv__", _reflected(bare(methods["div"]))), ("__rmatmul__", _reflected(bare(methods["matmul"]))))
     for symbol in ("eq", "ne"):
         yield f"__{symbol}__", _comparison(bare(methods[symbol]))
     yield from (("__getitem__", index.getitem), ("__setitem__", index.setitem))

@@ -6,6 +6,7 @@ Made by `make stubs`: do not edit.
 from collections.abc import Sequence
 from typing import Any, Self
 
+from genesis.dtypes import Layout, MemoryFormat
 from genesis.functions.reduce import ValuesAndIndices
 from genesis.functions.statistics import MinAndMax
 from genesis.functions.surface import DeviceLike, Dims, DTypeLike, Sizes
@@ -80,6 +81,8 @@ class Methods:
         self, *, dim: int | None = None, keepdim: bool = False, out: Sequence[Tensor] | None = None
     ) -> MinAndMax:
         """Return the smallest and the largest elements along `dim`, or of all."""
+    def angle(self, *, out: Tensor | None = None) -> Tensor:
+        """Return the angles of complex numbers, from -π to π; π for negative real numbers, and 0 for others."""
     def any(self, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Return whether any element over `dim` is not 0; an empty `dim` reduces no dimension, as in torch."""
     def arccos(self, *, out: Tensor | None = None) -> Tensor:
@@ -192,10 +195,14 @@ class Methods:
         """Return x expanded to `size`."""
     def cauchy_(self, median: float = 0, sigma: float = 1, *, generator: Generator | None = None) -> Self:
         """Overwrite x with Cauchy values."""
+    def cdouble(self, memory_format: Any = None) -> Tensor:
+        """Convert to complex128."""
     def ceil(self, *, out: Tensor | None = None) -> Tensor:
         """x rounded up."""
     def ceil_(self) -> Self:
         """Compute `ceil` in place."""
+    def cfloat(self, memory_format: Any = None) -> Tensor:
+        """Convert to complex64."""
     def cholesky(self, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
         """Return L of A = L·Lᵀ, or Lᵀ if `upper`. Raises LinAlgError unless A is positive-definite."""
     def cholesky_inverse(self, upper: bool = False, *, out: Tensor | None = None) -> Tensor:
@@ -224,11 +231,15 @@ class Methods:
         """Return x limited to [min, max]; None leaves a side open."""
     def clip_(self, min: Tensor | float | None = None, max: Tensor | float | None = None) -> Self:
         """Compute `clamp` in place."""
-    def clone(self) -> Tensor:
+    def clone(self, *, memory_format: MemoryFormat | None = None) -> Tensor:
         """Return a copy whose dimensions are stored in the order of x's; autograd records it."""
     def conj(self) -> Tensor:
         """Return the conjugate; a real tensor itself."""
-    def contiguous(self) -> Tensor:
+    def conj_physical(self, *, out: Tensor | None = None) -> Tensor:
+        """Return `conj(x)`, computed at once; a real tensor itself."""
+    def conj_physical_(self) -> Self:
+        """Compute `conj_physical` in place."""
+    def contiguous(self, memory_format: MemoryFormat | None = None) -> Tensor:
         """Return x itself if its elements are stored row-major without gaps, else a copy."""
     def copy_(self, source: Tensor | float, non_blocking: bool = False) -> Self:
         """Overwrite x with `source`, which broadcasts, is cast to x's dtype, and may be on another device."""
@@ -723,6 +734,7 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return a tensor of undefined contents in the given shape, with x's dtype and device by default."""
     def new_empty_strided(
@@ -734,6 +746,7 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Compute `empty_strided` with x's dtype and device by default."""
     def new_full(
@@ -745,6 +758,7 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return a tensor of shape `size` filled with `fill_value`, with x's dtype and device by default."""
     def new_ones(
@@ -754,6 +768,7 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return a tensor of ones in the given shape, with x's dtype and device by default."""
     def new_tensor(
@@ -764,6 +779,7 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return a tensor with a copy of `data`, with x's dtype and device by default."""
     def new_zeros(
@@ -773,10 +789,13 @@ class Methods:
         device: DeviceLike = None,
         requires_grad: bool = False,
         pin_memory: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return a tensor of zeros in the given shape, with x's dtype and device by default."""
     def nonzero(self, as_tuple: bool = False, *, out: Tensor | None = None) -> Any:
         """Return indices `[n, ndim]` of the elements that are not 0, in row-major order; reading n blocks once."""
+    def nonzero_static(self, *, size: int, fill_value: int = -1, out: Tensor | None = None) -> Tensor:
+        """Return the first `size` rows of `nonzero(x)`, followed by rows of `fill_value`."""
     def norm(
         self,
         p: float | str | None = "fro",
@@ -870,6 +889,12 @@ class Methods:
         """Return x as `shape` (one size may be -1): a view if the strides allow it, else a copy."""
     def reshape_as(self, other: Tensor) -> Tensor:
         """Return x in the shape of `other`."""
+    def resize_as_(self, the_template: Tensor, *, memory_format: MemoryFormat | None = None) -> Self:
+        """Change x's shape to another tensor's; see `Tensor.resize_`."""
+    def resolve_conj(self) -> Tensor:
+        """Return x: conjugates are always computed."""
+    def resolve_neg(self) -> Tensor:
+        """Return x: negatives are always computed."""
     def right_shift(self, other: Tensor | float, *, out: Tensor | None = None) -> Tensor:
         """x / 2^y of integers, rounded down."""
     def right_shift_(self, other: Tensor | float) -> Self:
@@ -1164,8 +1189,10 @@ class Methods:
     def __pow__(self, other: Tensor | float) -> Tensor: ...
     def __radd__(self, other: Tensor | float) -> Tensor: ...
     def __rand__(self, other: Tensor | float) -> Tensor: ...
+    def __rdiv__(self, other: Tensor | float) -> Tensor: ...
     def __rfloordiv__(self, other: Tensor | float) -> Tensor: ...
     def __rlshift__(self, other: Tensor | float) -> Tensor: ...
+    def __rmatmul__(self, other: Tensor) -> Tensor: ...
     def __rmod__(self, other: Tensor | float) -> Tensor: ...
     def __rmul__(self, other: Tensor | float) -> Tensor: ...
     def __ror__(self, other: Tensor | float) -> Tensor: ...

@@ -10,11 +10,11 @@ from typing import Any
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import Device, as_device
-from genesis.dtypes import BOOL, DType, as_dtype, default_dtype, finfo, float64, iinfo, int64
+from genesis.dtypes import BOOL, DType, as_dtype, bool_, default_dtype, finfo, float64, iinfo, int64, uint8
 from genesis.errors import UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions.create import full_like, kind_and_place
-from genesis.functions.elementwise import add, copy_
+from genesis.functions.elementwise import add, copy_, to_dtype
 from genesis.functions.shape import expand
 from genesis.functions.surface import (
     DeviceLike,
@@ -146,10 +146,12 @@ def randint(
     if high is None or size is None:
         raise UsageError("randint needs an upper bound and a size", next="call randint(low, high, size)")
     low, high = integer(low, "randint", "low"), integer(high, "randint", "high")
-    kind = int64 if dtype is None else dtype
-    return _create(
-        ops.randint, sizes_of((size,), "randint"), generator, kind, device, requires_grad, low=low, high=high
+    kind = int64 if dtype is None else as_dtype(dtype)
+    drawn = uint8 if kind is bool_ else kind
+    made = _create(
+        ops.randint, sizes_of((size,), "randint"), generator, drawn, device, requires_grad, low=low, high=high
     )
+    return made if drawn is kind else to_dtype(made, kind)
 
 
 @public(method=False, out=True, pin_memory=True)

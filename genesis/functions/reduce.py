@@ -14,6 +14,7 @@ from genesis.dtypes import INTEGER, int64
 from genesis.errors import DTypeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions.elementwise import add, sub, to_dtype
+from genesis.functions.shape import pad
 from genesis.functions.surface import (
     Dims,
     DTypeLike,
@@ -318,6 +319,13 @@ def nonzero(x: Tensor, as_tuple: bool = False) -> Any:
         return (apply(sort_ops.nonzero, TensorBase.wrap(array.view((1,), (1,))), size=size).reshape(-1),)
     indices = apply(sort_ops.nonzero, x, size=size)
     return tuple(indices[:, i] for i in range(array.ndim)) if as_tuple else indices
+
+
+@public(out=True)
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Return the first `size` rows of `nonzero(x)`, followed by rows of `fill_value`."""
+    found = nonzero(x)[:size]
+    return pad(found, (0, 0, 0, size - found.array.shape[0]), value=fill_value)
 
 
 @public

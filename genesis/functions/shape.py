@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from genesis.autograd.record import TensorBase, apply
-from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
+from genesis.dtypes import MemoryFormat, contiguous_format
+from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
@@ -111,8 +112,10 @@ def broadcast_to(x: Tensor, *size: Sizes) -> Tensor:
 
 
 @public
-def contiguous(x: Tensor) -> Tensor:
+def contiguous(x: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """Return x itself if its elements are stored row-major without gaps, else a copy."""
+    if memory_format not in (None, contiguous_format):
+        raise UsageError(f"contiguous: the memory format is {memory_format!r}", next="leave it out")
     return x if array_of(x, "contiguous").is_contiguous else apply(elementwise.copy, x)
 
 
@@ -255,6 +258,8 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 @public
 def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """Return a view of all windows of `size` along `dimension`, `step` apart, as a new last dimension."""
+    if not array_of(x, "unfold").shape and dimension in (0, -1) and size in (0, 1) and step > 0:
+        return as_strided(x, (size,), (step,))
     return apply(ops.unfold, x, dim=_dimension("unfold", x, dimension)[1], size=size, step=step)
 
 

@@ -24,7 +24,7 @@ from genesis.array import Array
 from genesis.autograd.modes import is_grad_enabled
 from genesis.autograd.record import TensorBase, apply, apply_
 from genesis.backend import Device
-from genesis.dtypes import INTEGER, DType
+from genesis.dtypes import INTEGER, DType, contiguous_format, preserve_format, strided
 from genesis.errors import DTypeError, ShapeError, UsageError, unknown_keyword
 from genesis.op import registry
 from genesis.random import Generator
@@ -280,7 +280,8 @@ def normalized(function: Any, extras: Sequence[str] = (), /, **more: str) -> Any
 
     Args:
         function: function to normalize; the result's `__wrapped__`.
-        extras: keywords that are handled here: "out", memory for the result, which is returned, and "pin_memory".
+        extras: keywords that are handled here: "out", memory for the result, which is returned; "pin_memory",
+            "layout" and "memory_format".
     """
     form = _Form(function, more)
     places = form.places
@@ -289,8 +290,7 @@ def normalized(function: Any, extras: Sequence[str] = (), /, **more: str) -> Any
     def called(*args: Any, **given: Any) -> Any:
         if given:
             if extras and not given.keys().isdisjoint(extras):
-                chosen = [given.pop(name, None) for name in ("out", "pin_memory")]
-                return _finished(called, args, given, *chosen)
+                return _finished(called, args, given, **{name: given.pop(name, None) for name in extras})
             args, given = form.bind(args, given)
         for i, types, convert, parameter in places:
             if i >= len(args):
@@ -327,8 +327,18 @@ def store(result: Any, out: Any, name: str) -> Any:
     return type(result)(*stored) if hasattr(result, "_fields") else tuple(stored)
 
 
-def _finished(called: Any, args: tuple[Any, ...], given: dict[str, Any], out: Any, pin_memory: Any) -> Any:
-    """Return the result of a call in `out`, or in pinned memory."""
+def _finished(
+    called: Any,
+    args: tuple[Any, ...],
+    given: dict[str, Any],
+    out: Any = None,
+    pin_memory: Any = None,
+    layout: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    """Return the result of a call in `out`, in pinned memory, or in a memory format."""
+    if layout not in (None, strided):
+        raise UsageError(f"{called.__name__}: the layout is {layout!r}", next="leave it out: tensors are strided")
     if out is not None and "pin_memory" in called.extras and "dtype" not in given:
         given["dtype"] = array_of(out, called.__name__).dtype  # a created tensor has the type of its memory
     result = called(*args, **given)
@@ -336,7 +346,17 @@ def _finished(called: Any, args: tuple[Any, ...], given: dict[str, Any], out: An
         return store(result, out, called.__name__)
     if pin_memory:
         return result.detach().pin_memory().requires_grad_(result.requires_grad)
-    return result
+    return result if memory_format is None else formatted(result, memory_format, called.__name__)
+
+
+def formatted(x: Any, memory_format: Any, name: str) -> Tensor:
+    """Return a tensor in a memory format; a new leaf remains a leaf."""
+    if memory_format not in (contiguous_format, preserve_format):
+        raise UsageError(f"{name}: the memory format is {memory_format!r}", next="use genesis.contiguous_format")
+    if memory_format is preserve_format or x.array.is_contiguous:
+        return x
+    copied = apply(registry["copy"], x.detach() if x.is_leaf else x)
+    return copied.requires_grad_(x.requires_grad) if x.is_leaf else copied
 
 
 def _show_extras(called: Any, extras: Sequence[str]) -> None:
@@ -344,17 +364,24 @@ def _show_extras(called: Any, extras: Sequence[str]) -> None:
     signature = inspect.signature(called)
     annotation = "Sequence[Tensor] | None" if "And" in str(signature.return_annotation) else "Tensor | None"
     kind, kept = inspect.Parameter, list(signature.parameters.values())
-    shown = {"out": (None, annotation), "pin_memory": (False, "bool")}
+    shown: dict[str, tuple[Any, str]] = {"out": (None, annotation), "pin_memory": (False, "bool")}
+    shown |= {"layout": (None, "Layout | None"), "memory_format": (None, "MemoryFormat | None")}
     kept += [kind(name, kind.KEYWORD_ONLY, default=shown[name][0], annotation=shown[name][1]) for name in extras]
     called.__signature__, called.extras = signature.replace(parameters=kept), extras
 
 
+def renamed(function: Any, name: str) -> Any:
+    """Return a public function under another name, which its errors show."""
+    written = inspect.unwrap(function)
+    copied = FunctionType(written.__code__, written.__globals__, name, written.__defaults__, written.__closure__)
+    copied.__kwdefaults__, copied.__annotations__ = written.__kwdefaults__, written.__annotations__
+    return normalized(copied, **getattr(function, "keywords", {}))
+
+
 def derived_in_place(function: Any) -> Any:
     """Return the method `x.f_(…)`, which overwrites x with `f(x, …)`, made of a public function."""
-    name, written = f"{function.__name__}_", inspect.unwrap(function)
-    renamed = FunctionType(written.__code__, written.__globals__, name, written.__defaults__, written.__closure__)
-    renamed.__kwdefaults__, renamed.__annotations__ = written.__kwdefaults__, written.__annotations__
-    compute = normalized(renamed, **getattr(function, "keywords", {}))
+    name = f"{function.__name__}_"
+    compute = renamed(function, name)
 
     @functools.wraps(function)
     def method(*args: Any, **given: Any) -> Any:
@@ -402,6 +429,7 @@ def public(
     nn: bool = False,
     out: bool = False,
     pin_memory: bool = False,
+    memory_format: bool = False,
     in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
@@ -417,6 +445,7 @@ def public(
     nn: bool = False,
     out: bool = False,
     pin_memory: bool = False,
+    memory_format: bool = False,
     in_place: bool = False,
     also: Iterable[str] = (),
     keywords: dict[str, str] | None = None,
@@ -429,20 +458,23 @@ def public(
         method: whether it is a method of Tensor.
         nn: whether `genesis.nn.functional` exports it.
         out: whether the function gets a keyword `out`, into which the result is copied.
-        pin_memory: whether the function, which creates a tensor, gets a keyword `pin_memory`.
+        pin_memory: whether the function, which creates a tensor, gets the keywords `pin_memory` and `layout`.
+        memory_format: whether the function gets a keyword `memory_format`.
         in_place: whether Tensor also has the method with a trailing underscore, which overwrites x with the result.
         also: further names of the function in `genesis`.
         keywords: further keywords, with the parameters that they name.
     """
 
     def register(definition: Any) -> Any:
-        extras = [keyword for keyword, takes in (("out", out), ("pin_memory", pin_memory)) if takes]
-        name, wrapped = definition.__name__, normalized(definition, extras, **(keywords or {}))
+        name = definition.__name__
+        takes = {"out": out, "pin_memory": pin_memory, "layout": pin_memory}
+        takes["memory_format"] = memory_format or name.endswith("_like")
+        wrapped = normalized(definition, [keyword for keyword in takes if takes[keyword]], **(keywords or {}))
         wrapped.keywords = keywords or {}
         is_in_place = name[-1] == "_"
         tables = ((functions, function and not is_in_place), (methods, method), (functional, nn and not is_in_place))
-        for table, takes in tables:
-            if takes:
+        for table, enters in tables:
+            if enters:
                 assert name not in table, f"{name} is public twice"
                 table[name] = wrapped
         functions.update(dict.fromkeys(also, wrapped))

@@ -63,7 +63,7 @@ HOMES = ("genesis.functions", "genesis.nn", "genesis.tensor")
 # What makes no result of tensors' values, or none that two devices could share.
 APART = {
     "cpu", "cuda", "to", "backward", "numpy", "data_ptr", "is_pinned", "pin_memory", "empty_like", "new_empty",
-    "new_empty_strided", "empty",
+    "new_empty_strided", "empty", "resize_as_",
     "register_hook", "record_stream", "from_numpy", "from_dlpack", "retain_grad", "stride",
     "storage_offset", "element_size", "share_memory_", "promote_types", "apply_", "get_device",
 }  # fmt: skip
@@ -73,6 +73,7 @@ NO_CALL = {
     "einsum", "eye", "full", "ones", "rand", "randn", "randperm", "zeros", "randint", "arange", "linspace", "normal",
     "tensor", "as_tensor", "logspace", "range", "scalar_tensor", "empty_strided", "tril_indices", "triu_indices",
     "as_strided_scatter", "bilinear", "conv_transpose1d", "cosine_embedding_loss", "lu_solve", "orgqr",
+    "nonzero_static", "empty_permuted",
 }  # fmt: skip
 # With more operands than the calls here have; each is one op, which the op suite runs on both devices.
 FUSED = {

@@ -315,10 +315,10 @@ def test_every_type_of_element_can_be_exchanged() -> None:
 
 
 OPERATORS = {
-    "add": "radd iadd", "sub": "rsub isub", "mul": "rmul imul", "truediv": "rtruediv itruediv",
+    "add": "radd iadd", "sub": "rsub isub", "mul": "rmul imul", "truediv": "rtruediv itruediv rdiv",
     "floordiv": "rfloordiv ifloordiv", "mod": "rmod imod", "pow": "rpow ipow", "and": "rand iand", "or": "ror ior",
-    "xor": "rxor ixor", "lshift": "rlshift ilshift", "rshift": "rrshift irshift", "matmul": "", "neg": "", "abs": "",
-    "invert": "", "eq": "ne", "lt": "le gt ge", "getitem": "setitem",
+    "xor": "rxor ixor", "lshift": "rlshift ilshift", "rshift": "rrshift irshift", "matmul": "rmatmul", "neg": "",
+    "abs": "", "invert": "", "eq": "ne", "lt": "le gt ge", "getitem": "setitem",
 }  # fmt: skip
 
 

@@ -36,6 +36,8 @@ IMPORTS = {
     "Self": "from typing import Self",
     "np": "import numpy as np",
     "DType": "from genesis.dtypes import DType",
+    "Layout": "from genesis.dtypes import Layout",
+    "MemoryFormat": "from genesis.dtypes import MemoryFormat",
     "Generator": "from genesis.random import Generator",
     "IndexPlan": "from genesis.functions.index import IndexPlan",
     "LowRankPairs": "from genesis.functions.linalg import LowRankPairs",

@@ -87,7 +87,8 @@ def faults(name: str, value: Callable[..., Any], given: tuple[Any, ...]) -> Iter
             yield f"{name}({meant}{meant[-1]}=1): {found}"
     own = {k for k, v in parameters(value).items() if v.kind in (v.POSITIONAL_OR_KEYWORD, v.KEYWORD_ONLY)}
     is_ours = not value.__module__.startswith("genesis.functions")  # whose errors show torch's names
-    if is_ours and not given and not own - {"_cls", "x", "y"} <= set(listed):  # x and y are shown as input and other
+    if is_ours and not given and not own - {"_cls", "x", "y", *getattr(value, "extras", ())} <= set(listed):
+        # x and y are shown as input and other
         yield f"{name} takes {sorted(own)} and shows {listed}"
 
 

@@ -21,8 +21,6 @@ TABLE: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("to
 
 # Parameters that Genesis leaves out of every function.
 LEFT_OUT = {
-    "layout": "tensors are strided",
-    "memory_format": "tensors are strided",
     "out_dtype": "CUDA only, in torch",
     "_stacklevel": "private",
     "size_average": "deprecated by torch for reduction",

@@ -91,6 +91,8 @@ def ours_of(value: torch.Tensor) -> Any:
     """Return a tensor of Genesis with the same values. Raises Absent for a type that Genesis lacks."""
     if not hasattr(genesis, _name(value.dtype)):
         raise Absent(f"type {_name(value.dtype)}")
+    if value.is_complex():
+        return genesis.view_as_complex(genesis.from_numpy(numbers(torch.view_as_real(value.resolve_conj()))))
     return genesis.from_numpy(numbers(value))
 
 
@@ -115,6 +117,8 @@ _CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
 def translated(value: Any) -> Any:
     """Return torch's type, device, function, module or constant as Genesis has it. Raises Absent."""
+    if value in (torch.channels_last, torch.channels_last_3d):
+        raise Skipped("a memory format of images")
     if isinstance(value, _CONSTANTS):
         return named(str(value).removeprefix("torch."))
     if isinstance(value, torch.device):
