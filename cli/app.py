@@ -12,11 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
-from genesis_cli.bench import bench, bench_ops
-from genesis_cli.bench_model import bench_model
+from genesis_cli.bench import bench, bench_model, bench_ops, demo
 from genesis_cli.chat import chat
 from genesis_cli.data import data
-from genesis_cli.demo import demo
 from genesis_cli.env import env
 from genesis_cli.errors import exit_code, flush_stdout, make_printable, prepare_descriptors, settle_stdout
 from genesis_cli.estimate import estimate

@@ -1,33 +1,42 @@
-"""`genesis bench ops | model | all`: the cost of ops and of a model's steps here, and what changed since."""
+"""`genesis bench ops | model | all` and `genesis demo`: the cost of ops, of steps of a model, of ideas about speed."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from genesis.errors import UsageError, escape
+from genesis.errors import UsageError, escape, nearest
 from genesis_cli import measured
-from genesis_cli.bench_model import bench_model
-from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch
+from genesis_cli.nproc import asked_ranks, launched
+from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Reports, TorchPython, VsTorch, weight_dtype
 from genesis_cli.recipes import shape_named
 
 if TYPE_CHECKING:
-    from genesis.backend import Device
+    from collections.abc import Sequence
+
     from genesis_cli.session.bench_model import Request
 
 QUICKSTART = "quickstart"  # the model of the recipe, for the CPU
 CPU_CASES = ((1, 4, 8), (256,))
 GPU_CASES = ((1, 4, 8), (512, 1024))
 FAST_CASES = ((4,), (128,))
+LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
+CHECKPOINTING = ("none", "selective", "full")
+
 SIZES_HELP = "small, medium, batch, large or xlarge; may be given several times.  [default: by device]"
 MODELS = "A preset, a config.json, a model folder, or quickstart.  [default: 0.5B on a GPU, else quickstart]"
 CATEGORIES_HELP = "element, activation, reduction, matmul, memory or optimizer."
+USUAL = f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, up to the model's positions]"
+TYPES = "bf16 or fp32.  [default: the config's; CPU: fp32]"
+REPEATED = "What backward computes again: none, selective or full."
+RANKS = "Take steps in N processes of this host, ranks, each with its own batch, and in one alone; all: one per"
+SIZE = "A preset such as 0.5B, a config.json, a model folder, or quickstart."
+DEMOS = "fusion, batched, memory or access; without it they are listed."
 Ops = Annotated[
     list[str] | None, typer.Option("--op", metavar="NAME", help="This op alone; may be given several times.")
 ]
@@ -36,9 +45,17 @@ Sizes = Annotated[list[str] | None, typer.Option("--size", metavar="SIZE", help=
 Model = Annotated[str | None, typer.Option("--model", metavar="SIZE", help=MODELS)]
 Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")]
 WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
+Size = Annotated[str, typer.Option("--size", metavar="SIZE", help=SIZE)]
+BatchSize = Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")]
+SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="N,N,…", help=USUAL)]
+WeightType = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help=TYPES)]
+Checkpointing = Annotated[str, typer.Option("--checkpointing", metavar="HOW", help=REPEATED)]
+FastSteps = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
+NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} GPU, or CPU core.")]
+Demo = Annotated[str | None, typer.Argument(metavar="NAME", help=DEMOS)]
+FastDemo = Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")]
 
 bench = typer.Typer(help="Measure ops, a model, or all, for a report.", add_completion=False, rich_markup_mode=None)
-bench.command("model")(bench_model)
 
 
 @bench.command("ops")
@@ -82,25 +99,18 @@ def bench_all(
     """Measure ops and a model, and write one report, as `bench ops` does."""
     from genesis.backend import CPU
     from genesis.measure import suite
+    from genesis_cli.session.bench_model import FAST, THOROUGH, Request
     from genesis_cli.session.preparation import resolve_device
+    from genesis_models.weights import weight_type
 
     where = resolve_device(device)
     size = model or (QUICKSTART if where == CPU else "0.5B")
-    measure(context, "bench-all", suite.names_of(), (), steps_of(size, where, is_fast=fast))
-
-
-def steps_of(size: str, device: Device, *, is_fast: bool) -> Request:
-    """The training steps to measure of the model that `--model` names."""
-    from genesis.backend import CPU
-    from genesis_cli.session.bench_model import FAST, THOROUGH, Request
-    from genesis_models.weights import weight_type
-
     config = shape_named(size, "--model")
-    dtype = weight_type(None, device, config.stored_dtype, trains=True).name
-    batches, lengths = FAST_CASES if is_fast else CPU_CASES if device == CPU else GPU_CASES
+    kind = weight_type(None, where, config.stored_dtype, trains=True).name
+    batches, lengths = FAST_CASES if fast else CPU_CASES if where == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    plan, title = FAST if is_fast else THOROUGH, f"Training steps of {size}, {dtype}"
-    return Request(config, cases, device, dtype, plan=plan, title=title)
+    plan, title = FAST if fast else THOROUGH, f"Training steps of {size}, {kind}"
+    measure(context, "bench-all", suite.names_of(), (), Request(config, cases, where, kind, plan=plan, title=title))
 
 
 def measure(
@@ -108,9 +118,7 @@ def measure(
 ) -> None:
     """Measure ops, and then a model's steps, with the options of the command line; write and print the report.
 
-    Args:
-        names: ops.
-        wanted: size classes; empty for those of the device.
+    `wanted` are size classes; empty for those of the device.
     """
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
@@ -160,3 +168,113 @@ def measure(
     measured.raise_first(report.failures, count)
     if not results.measured:
         raise UsageError(results.skipped[0]["reason"], where="--dtype", next="leave --dtype out, or choose another")
+
+
+@bench.command("model")
+def bench_model(
+    context: typer.Context,
+    size: Size,
+    batch_size: BatchSize = BATCHES,
+    seq_len: SeqLen = None,
+    device: MeasuredDevice = "auto",
+    dtype: WeightType = None,
+    checkpointing: Checkpointing = "none",
+    fast: FastSteps = False,
+    nproc: NProc = None,
+    vs: VsTorch = None,
+    torch_python: TorchPython = None,
+    json: JsonFile = None,
+) -> None:
+    """Measure training steps of a model.
+
+    The weights are random. Prints the times of forward, backward and optimizer for each batch size and length, tokens
+    and FLOPs a second, the share of this machine's measured matmul, memory by its purpose, and the cost of larger
+    batches and lengths.
+    A case that fails does not end the run; the first one sets the exit code. With --nproc a rank that fails ends all of
+    them, without a report.
+    """
+    config, asked = shape_named(size, "--size"), weight_dtype(dtype, trains=True, quantized=False)
+    usual = ",".join(str(n) for n in LENGTHS if n <= config.packed_length) or str(config.packed_length)
+    batches = measured.sizes(batch_size, "--batch-size")
+    lengths = measured.sizes(usual if seq_len is None else seq_len, "--seq-len")
+    if checkpointing not in CHECKPOINTING:
+        next = f"use one of {', '.join(CHECKPOINTING)}"
+        raise UsageError(f"{checkpointing!r} is not known", where="--checkpointing", next=next)
+    if wrong := [length for length in lengths if not 2 <= length <= config.packed_length]:
+        what = f"a length of {wrong[0]} is not between 2 and the model's {config.packed_length} positions"
+        raise UsageError(what, where="--seq-len", next="take lengths in that range")
+    count = 1 if nproc is None else asked_ranks(nproc, device)
+    measured.check_peer(vs, torch_python)
+    if count > 1:
+        raise typer.Exit(launched("bench-model", measured.words_of(context, "nproc", between="="), count))
+
+    from genesis.backend import CPU
+    from genesis.backend.cpu import threads
+    from genesis.measure.record import format_rate, to_text
+    from genesis_cli.session import bench_model as model
+    from genesis_cli.session.preparation import resolve_device
+    from genesis_models.registry import fuses, parameter_count
+    from genesis_models.weights import weight_type
+
+    if checkpointing == "selective" and not fuses(config):
+        what = f"selective is for fused layers, and {config.model_type} has plain ones"
+        raise UsageError(what, where="--checkpointing", next="use none or full")
+    command = measured.command_of(context, "bench-model")
+    with model.together(device, command, is_quiet=json == measured.STDOUT) as ranks:
+        where = resolve_device(device, ranks)
+        kind = weight_type(asked, where, config.stored_dtype, trains=True).name
+        plan, cases = model.FAST if fast else model.THOROUGH, list(itertools.product(batches, lengths))
+        request = model.Request(config, cases, where, kind, checkpointing, plan, vs is not None, torch_python)
+        found = model.measure_model(request, ranks)
+    if not ranks.is_main:
+        return
+    report = measured.new_report("bench-model", command + (f" --nproc {ranks.size}" if ranks.size > 1 else ""), where)
+    report.settings = {
+        "model": escape(size),
+        "type": config.model_type,
+        "parameters": parameter_count(config),
+        "dtype": kind,
+        "optimizer": model.OPTIMIZER,
+        "checkpointing": checkpointing,
+        "ranks": ranks.size if ranks.size > 1 else None,
+        "threads": threads() if where == CPU else None,
+        "torch": found.torch,
+    }
+    rates = [f"copy {format_rate(found.limits.bytes_per_second, 'B/s')}"]
+    if found.limits.flops_per_second is not None:
+        rates.append(f"matmul {kind} {format_rate(found.limits.flops_per_second, 'FLOP/s')}")
+    report.notes = [f"Limits, measured now: {', '.join(rates)}."]
+    report.tables, report.failures = found.tables(), found.failures
+    measured.show(report, to_text(report), json)
+    measured.raise_first(report.failures, len(found.cases))
+
+
+def demo(
+    context: typer.Context,
+    name: Demo = None,
+    device: MeasuredDevice = "auto",
+    fast: FastDemo = False,
+    json: JsonFile = None,
+) -> None:
+    """Measure what an idea about speed or memory gains here.
+
+    Runs the same work in several ways, and prints the bytes that each reads and writes, its time, and how they compare.
+    The code of all demos is short: genesis/measure/demos.py.
+    """
+    from genesis.measure.demos import DEMOS, Setting
+    from genesis.measure.limits import copy_rate
+    from genesis.measure.record import format_rate, to_text
+    from genesis_cli.session.preparation import resolve_device
+
+    if name is None:
+        print("\n".join(f"{each.ljust(max(map(len, DEMOS)))}  {run.__doc__}" for each, run in DEMOS.items()))
+        return
+    if name not in DEMOS:
+        near = nearest(name, DEMOS)
+        next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
+        raise UsageError(f"unknown demo {name}", where="NAME", next=next)
+    where = resolve_device(device)
+    report = measured.new_report("demo", measured.command_of(context, "demo"), where)
+    report.tables = list(DEMOS[name](Setting(where, fast)))
+    report.settings = {"copy": format_rate(copy_rate(where), "B/s")}
+    measured.show(report, to_text(report), json)

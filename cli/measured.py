@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -151,15 +151,19 @@ def dtype_of(name: str | None) -> DType | None:
         raise UsageError(error.what, where="--dtype", next=error.next) from None
 
 
+def check_peer(name: str | None, python: str | None) -> None:
+    """Check `--vs` and `--torch-python`. Raises: UsageError."""
+    if name not in (None, "torch"):
+        raise UsageError(f"{name!r} is not a peer", where="--vs", next="use torch")
+    if name is None and python is not None:
+        raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
+
+
 @contextmanager
 def peer_of(device: Device, name: str | None, python: str | None) -> Iterator[Child | None]:
     """The process that `--vs` asks to compare ops with, inside the block; None where it was not given."""
     from genesis.measure.peer import started
 
-    if name is not None:
-        with started("ops", device, name, python) as child:
-            yield child
-    elif python is not None:
-        raise UsageError("there is nothing to compare with", where="--torch-python", next="add --vs torch")
-    else:
-        yield None
+    check_peer(name, python)
+    with nullcontext() if name is None else started("ops", device, python) as child:
+        yield child

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,39 +15,27 @@ from genesis_cli.nproc import is_rank
 from genesis_cli.options import JsonFile, MeasuredDevice, OpDtype, Overrides, TorchPython, VsTorch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from genesis.measure.cases import Axes
-    from genesis.measure.record import Cell, Report
     from genesis.shapes import Shape
-    from genesis.train.config import Config as RunConfig
-    from genesis_cli.session.profiling import Profile
 
 STEPS, MOST_STEPS = 5, 1000  # default and maximum
 OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
 STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
 ARCH = "The GPU to show code for.  [default: this GPU; otherwise sm_90]"
-Config = Annotated[
-    str | None, typer.Argument(metavar="[CONFIG]", help="A training run: a YAML file, or a recipe's name.")
-]
-OpName = Annotated[
-    str | None, typer.Option("--op", metavar="NAME", help="Op of the registry, such as add, reduce_sum, matmul.")
-]
-ShapeText = Annotated[
-    str | None,
-    typer.Option("--shape", metavar="N,N,…", help="What the inputs are made from.  [default: the op's typical ones]"),
-]
-AxisText = Annotated[
-    str | None,
-    typer.Option("--axis", metavar="AXIS", help="-1, or several as in 0,1, or all.  [default: typical ones]"),
-]
+RUN = "A training run: a YAML file, or a recipe's name."
+SHAPE = "What the inputs are made from.  [default: the op's typical ones]"
+AXIS = "-1, or several as in 0,1, or all.  [default: typical ones]"
+OUT = "Write the run's trace, flame graph and memory into it."
+OP = "Op of the registry, such as add, reduce_sum, matmul."
+Config = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help=RUN)]
+OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help=OP)]
+ShapeText = Annotated[str | None, typer.Option("--shape", metavar="N,N,…", help=SHAPE)]
+AxisText = Annotated[str | None, typer.Option("--axis", metavar="AXIS", help=AXIS)]
 Backward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
 Stage = Annotated[str | None, typer.Option("--show", metavar="STAGE", help=STAGES)]
 Arch = Annotated[str | None, typer.Option("--arch", metavar="sm_N", help=ARCH)]
 Steps = Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the run to profile.")]
-Out = Annotated[
-    str | None, typer.Option("--out", metavar="FOLDER", help="Write the run's trace, flame graph and memory into it.")
-]
+Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help=OUT)]
 Nvtx = Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")]
 
 
@@ -118,14 +105,13 @@ def measure_op(context: typer.Context, asked: SimpleNamespace) -> None:
     where, kind = resolve_device(asked.device), measured.dtype_of(asked.dtype)
     with measured.peer_of(where, asked.vs, asked.torch_python) as peer:
         settings = Settings(backward=asked.backward, peer=peer)
-        found = list(profile_op(asked.op, where, kind, _shapes(asked.shape), _axes(asked.axis), settings))
-    failures = [each for each in found if isinstance(each, Failure)]
+        found = list(profile_op(asked.op, where, kind, *_shapes_and_axes(asked), settings))
     rows = [each for each in found if not isinstance(each, Failure)]
     report = measured.new_report("profile-op", measured.command_of(context, "profile"), where)
     report.settings = {"torch": peer.version if peer else None}
-    report.tables, report.failures = tables_of(rows), failures
+    report.tables, report.failures = tables_of(rows), [each for each in found if isinstance(each, Failure)]
     measured.show(report, to_text(report) if rows else (), json=asked.json)
-    measured.raise_first(failures, len(rows))
+    measured.raise_first(report.failures, len(rows))
 
 
 def show_code(asked: SimpleNamespace) -> None:
@@ -138,29 +124,22 @@ def show_code(asked: SimpleNamespace) -> None:
             what = f"{option} is for measuring, and --show prints code alone"
             raise UsageError(what, where=option, next=f"leave {option} or --show out")
     target = target_named(asked.arch, resolve_device(asked.device))
-    case = measured.dtype_of(asked.dtype), _shapes(asked.shape), _axes(asked.axis)
+    case = measured.dtype_of(asked.dtype), *_shapes_and_axes(asked)
     found = list(code_of(asked.op, asked.stage, target, *case, asked.backward))
     print("\n".join(found or [f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew"]))
 
 
-def _shapes(text: str | None) -> list[Shape]:
-    """`4,512,896` as the one shape to measure; empty for the typical ones."""
-    if text is None:
-        return []
-    numbers = measured.integers(text)
-    if not numbers or min(numbers) < 1:
-        raise UsageError(f"{quote(text)} is not a shape", where="--shape", next="write sizes of 1 and more: 4,512,896")
-    return [numbers]
-
-
-def _axes(text: str | None) -> list[Axes]:
-    """The one dimension, several, or None for all; empty for the typical ones."""
-    if text is None or text == "all":
-        return [] if text is None else [None]
-    axes = measured.integers(text)
-    if not axes:
-        raise UsageError(f"{quote(text)} is not an axis", where="--axis", next="write -1, or several as in 0,1, or all")
-    return [axes if len(axes) > 1 else axes[0]]
+def _shapes_and_axes(asked: SimpleNamespace) -> tuple[list[Shape], list[Axes]]:
+    """The one shape and the one choice of axes to measure; empty for the typical ones."""
+    sizes, axes = (measured.integers(text or "") for text in (asked.shape, asked.axis))
+    if asked.shape is not None and (not sizes or min(sizes) < 1):
+        next = "write sizes of 1 and more: 4,512,896"
+        raise UsageError(f"{quote(asked.shape)} is not a shape", where="--shape", next=next)
+    if asked.axis not in (None, "all") and not axes:
+        next = "write -1, or several as in 0,1, or all"
+        raise UsageError(f"{quote(asked.axis)} is not an axis", where="--axis", next=next)
+    over = axes if len(axes) > 1 else axes[0] if axes else None
+    return [sizes] if sizes else [], [] if asked.axis is None else [over]
 
 
 def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
@@ -169,9 +148,14 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
     Raises:
         GenesisError: as `genesis train` does.
     """
+    from genesis.backend import CPU
     from genesis.cuda import nvtx
+    from genesis.files.atomic import write_file
     from genesis.files.boundary import fitting
-    from genesis.measure.record import to_text
+    from genesis.measure.record import format_bytes, format_seconds, to_text
+    from genesis.measure.run import step_tables
+    from genesis.measure.svg import flame_graph
+    from genesis.measure.trace import chrome_trace, collapsed, stacks
     from genesis.train.output import Output
     from genesis_cli import recipes
 
@@ -190,54 +174,34 @@ def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
 
     with fitting(ModelError, "running the model"):
         found = profile(loaded, steps=asked.steps, console=Output(sys.stderr), has_ranges=asked.nvtx)
-    report = _report(measured.command_of(context, "profile"), loaded, found)
-    written = [] if folder is None else list(_write(folder, report, found))
-    measured.show(report, [*to_text(report), *written], asked.json)
-
-
-def _report(command: str, config: RunConfig, found: Profile) -> Report:
-    from genesis.backend import CPU
-    from genesis.measure.record import format_bytes, format_seconds
-    from genesis.measure.run import step_tables
-
-    report = measured.new_report("profile-run", command, found.device)
-    report.tables = list(step_tables(found.recorded, found.device != CPU))
-    changes = found.memory_step.tracks[0].changes
+    on_gpu, main, changes = found.device != CPU, found.recorded[0], found.memory_step.tracks[0].changes
+    report = measured.new_report("profile-run", measured.command_of(context, "profile"), found.device)
+    report.tables = list(step_tables(found.recorded, on_gpu))
     first, peak = changes[0], max(changes, key=lambda change: change.allocated)
     when = f"{format_seconds(peak.at - first.at)} into an eager step; {format_bytes(first.allocated)} exist before it"
     report.notes.append(f"Memory peaks at {format_bytes(peak.allocated)}, {when}.")
-    settings: dict[str, Cell] = {
+    report.settings = {
         "model": found.model.config.model_type,
         "parameters": sum(p.numel() for p in found.model.parameters()),
         "dtype": found.model.head_weight.dtype.name,
-        "rows": config.train.batch_size,
-        "tokens": config.data.seq_len,
-        "micro-batches": config.train.accumulation_steps,
+        "rows": loaded.train.batch_size,
+        "tokens": loaded.data.seq_len,
+        "micro-batches": loaded.train.accumulation_steps,
         "threads": found.threads,
     }
-    report.settings = settings
-    return report
-
-
-def _write(folder: Path, report: Report, found: Profile) -> Iterator[str]:
-    """Write all files, and return a line for each."""
-    from genesis.backend import CPU
-    from genesis.files.atomic import write_file
-    from genesis.measure.svg import flame_graph
-    from genesis.measure.trace import chrome_trace, collapsed, stacks
-
-    main = found.recorded[0]
-    parts = stacks(main.steps, found.device != CPU)
-    steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
-    steps["step with its memory"] = found.memory_step
-    trace = chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()])
-    title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
-    yield ""
-    for name, content, meaning in (
-        ("trace.json", trace, "every op and kernel, and memory, for ui.perfetto.dev"),
-        ("stacks.txt", collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
-        ("flamegraph.svg", flame_graph(parts, title), "the same, drawn"),
-        ("report.json", report.to_json(), "all figures"),
-    ):
-        write_file(folder / name, content)
-        yield f"wrote   {escape(folder / name)}: {meaning}"
+    written = []
+    if folder is not None:
+        parts = stacks(main.steps, on_gpu)
+        steps = {f"{r.mode} step {i}": step for r in found.recorded for i, step in enumerate(r.steps, 1)}
+        steps["step with its memory"] = found.memory_step
+        trace = chrome_trace([*steps.values()], [(name, step.start, step.end) for name, step in steps.items()])
+        title = f"Time of one {main.mode} step of {found.model.config.model_type} on {report.device_name}"
+        for name, content, meaning in (
+            ("trace.json", trace, "every op and kernel, and memory, for ui.perfetto.dev"),
+            ("stacks.txt", collapsed(parts), f"collapsed stacks of the {main.mode} step, in microseconds"),
+            ("flamegraph.svg", flame_graph(parts, title), "the same, drawn"),
+            ("report.json", report.to_json(), "all figures"),
+        ):
+            write_file(folder / name, content)
+            written.append(f"wrote   {escape(folder / name)}: {meaning}")
+    measured.show(report, [*to_text(report), *([""] if written else []), *written], asked.json)

@@ -12,8 +12,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -28,6 +28,7 @@ from genesis.measure.averages import EventList, averages, metric_of
 from genesis.measure.recorder import Recorder, recorders
 from genesis.measure.session import Recording, Session
 from genesis.measure.svg import flame_graph
+from genesis.measure.timing import of_wall
 from genesis.measure.trace import chrome_trace, collapsed, stacks
 
 __all__ = [
@@ -46,12 +47,12 @@ class ProfilerActivity(Enum):
 
 
 class ProfilerAction(Enum):
-    """The action in a step: nothing, watching without keeping, recording, recording the last step of a cycle."""
+    """The action in a step."""
 
     NONE = 0
-    WARMUP = 1
+    WARMUP = 1  # watch without keeping
     RECORD = 2
-    RECORD_AND_SAVE = 3
+    RECORD_AND_SAVE = 3  # record the last step of a cycle
 
 
 _RECORDS = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
@@ -87,26 +88,12 @@ def schedule(
     return action
 
 
-class record_function(ContextDecorator):  # noqa: N801  torch's name
+@contextmanager
+def record_function(name: str, args: str | None = None) -> Iterator[None]:
     """Names a block, or each call of a function, in the running profile; `args` are appended to the name."""
-
-    def __init__(self, name: str, args: str | None = None) -> None:
-        self.name, self.args = name, args
-        self._entered: list[AbstractContextManager[None]] = []
-
-    def _recreate_cm(self) -> record_function:
-        return record_function(self.name, self.args)  # calls may nest
-
-    def __enter__(self) -> record_function:
-        if recorders:
-            frame = recorders[-1].frame("range", self.name if self.args is None else f"{self.name} {self.args}")
-            frame.__enter__()
-            self._entered.append(frame)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._entered:
-            self._entered.pop().__exit__(*error)
+    label = name if args is None else f"{name} {args}"
+    with recorders[-1].frame("range", label) if recorders else nullcontext():
+        yield
 
 
 def _gpu() -> Any:
@@ -122,11 +109,7 @@ def _gpu() -> Any:
 
 @dataclass(eq=False)
 class Profiler:
-    """A profile of the block that enters it; `profile` explains its settings.
-
-    Attributes:
-        step_num: the current step, from 0.
-    """
+    """A profile of the block that enters it; `profile` explains its settings."""
 
     activities: Iterable[ProfilerActivity] | None
     schedule: Schedule | None
@@ -136,7 +119,7 @@ class Profiler:
     with_flops: bool
     with_modules: bool
     acc_events: bool
-    step_num: int = field(default=0, init=False)
+    step_num: int = field(default=0, init=False)  # the current step
     _action: ProfilerAction = field(default=ProfilerAction.NONE, init=False)
     _watch: ExitStack = field(default_factory=ExitStack, init=False)
     _session: Session | None = field(default=None, init=False)  # None in steps that wait
@@ -151,8 +134,6 @@ class Profiler:
             if not isinstance(each, ProfilerActivity):
                 raise UsageError(f"{each!r} is not an activity", next="use ProfilerActivity.CPU or .CUDA")
 
-    # --- Steps --------------------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Profiler:
         self.start()
         return self
@@ -163,9 +144,7 @@ class Profiler:
     def start(self) -> None:
         """Begin step 0, as entering the block does.
 
-        Raises:
-            UsageError: another profile is running.
-            DeviceError: a CUDA graph is being captured; `step` raises it too.
+        Raises: UsageError: another profile is running. DeviceError: a CUDA graph is being captured, as in `step`.
         """
         if _running or recorders:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
@@ -246,8 +225,6 @@ class Profiler:
             if self.on_trace_ready is not None:
                 self.on_trace_ready(self)
 
-    # --- Results ------------------------------------------------------------------------------------------------------
-
     def _recorded(self) -> list[Recording]:
         if not self._recordings:
             what = "the profile has recorded nothing so far"
@@ -257,20 +234,15 @@ class Profiler:
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
         """Ops, ranges and the rest of the time by name. Their own times add up to the whole.
 
-        Args:
-            group_by_input_shape: different shapes are different rows.
-            group_by_stack_n: so are different calls, this many of the innermost, if the profile has stacks.
-
-        Raises:
-            UsageError: nothing was recorded; the exports raise it too.
+        Different shapes can be different rows, and so can different calls, this many of the innermost, if the profile
+        has stacks. Raises: UsageError: nothing was recorded, as the exports do.
         """
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
         """Write stacks, outermost first, with microseconds: the format of flamegraph.pl.
 
-        Args:
-            metric: "self_cpu_time_total", or "self_cuda_time_total" for kernels; others are a UsageError.
+        The metric "self_cuda_time_total" is for kernels; others than these two are a UsageError.
         """
         write_file(Path(path), collapsed(self._stacks(metric)))
 
@@ -325,9 +297,8 @@ def profile(
     Raises:
         UsageError: a description without a function; or, from a function's profile, another profile is running.
     """
-    made = Profiler(
-        activities, schedule, on_trace_ready, profile_memory, with_stack, with_flops, with_modules, acc_events
-    )
+    shown = profile_memory, with_stack, with_flops, with_modules, acc_events
+    made = Profiler(activities, schedule, on_trace_ready, *shown)
     if description is None and run is None:
         return made
     if not isinstance(description, str) or not callable(run):
@@ -351,28 +322,19 @@ def benchmark(description: str, run: Callable[[], object], num_warmups: int = 1,
     Args:
         description: the function's name, for errors.
         num_warmups: calls before the timed ones, which compile kernels.
-        num_trials: timed calls.
-
-    Raises:
-        UsageError: no call is timed.
+        num_trials: timed calls; UsageError if there are none.
     """
     if num_trials < 1:
         raise UsageError(f"{description}: num_trials={num_trials} times no call", next="use 1 or more")
-
-    def wait() -> None:
-        if (gpu := _gpu()) is not None:
-            gpu.driver.synchronize()
-
     for _ in range(num_warmups):
         run()
-    seconds = 0.0
-    for _ in range(num_trials):
-        wait()
-        started = time.perf_counter()
-        run()
-        wait()
-        seconds += time.perf_counter() - started
-    return seconds / num_trials * 1e3
+
+    def wait() -> None:
+        if (gpu := _gpu()) is not None:  # the first call may be the first to use it
+            gpu.driver.synchronize()
+
+    sample = of_wall(run, wait)
+    return sum(sample(1) for _ in range(num_trials)) / num_trials * 1e3
 
 
 def tensorboard_trace_handler(

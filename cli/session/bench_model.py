@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -16,35 +17,31 @@ import numpy as np
 from genesis import cuda
 from genesis.array import Array
 from genesis.backend import CPU, Device
+from genesis.backend.cpu import threads
 from genesis.data.loader import Batch
 from genesis.dtypes import as_dtype
 from genesis.errors import DeviceError, DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
+from genesis.measure import run
 from genesis.measure.limits import Limits, limits_of
 from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, PeerError, Ratio, ratio_of, started
 from genesis.measure.record import Column, Failure, Table, format_seconds
-from genesis.measure.run import (
-    MOST,
-    UNTIL_CAPTURED,
-    Recorded,
-    Subject,
-    Sums,
-    free_graphs,
-    part_columns,
-    plain_steps,
-    recorded_steps,
-    step_seconds,
-)
+from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, Sums, free_graphs, plain_steps, recorded_steps
 from genesis.measure.session import Recording
 from genesis.measure.timing import Plan, Timing, measure
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import steps_of
 from genesis.train.optimizer import build_optimizer
-from genesis.train.ranks import ALONE, FIRST_STEPS_S, Ranks
+from genesis.train.output import Output
+from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
+from genesis.train.signals import Interrupts
 from genesis.train.state import TrainState
 from genesis.train.step import take_step
 from genesis_cli.measured import show_progress
+from genesis_cli.nproc import is_rank
 from genesis_cli.session.profiling import subject_of
+from genesis_cli.session.ranks import joined_ranks
+from genesis_cli.session.training import cpu_threads
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.engine.device_rows import release
@@ -64,42 +61,26 @@ THOROUGH = Plan(seconds=10.0, warm_up=0.5, most_calls=1)
 
 @dataclass(frozen=True)
 class Request:
-    """The steps to measure.
-
-    Attributes:
-        cases: (batch, length) of each case; in ranks, of each rank's batch.
-        dtype: dtype of weights and activations.
-        checkpointing: checkpointing of activations: none, selective or full.
-        plan: duration and precision of each case; a sample holds one step.
-        versus: whether to compare with torch.
-        python: the interpreter that has torch; None for this one.
-        title: title of the table of steps.
-    """
+    """The steps to measure."""
 
     config: ModelConfig
-    cases: Sequence[tuple[int, int]]
+    cases: Sequence[tuple[int, int]]  # batch and length; in ranks, of each rank's batch
     device: Device
-    dtype: str
-    checkpointing: str = "none"
-    plan: Plan = field(default=THOROUGH)
-    versus: bool = False
-    python: str | None = None
-    title: str = ""
+    dtype: str  # of weights and activations
+    checkpointing: str = "none"  # of activations: none, selective or full
+    plan: Plan = THOROUGH  # duration and precision of each case; a sample holds one step
+    versus: bool = False  # whether to compare with torch
+    python: str | None = None  # the interpreter that has torch; None for this one
+    title: str = ""  # of the table of steps
 
 
 class Memory(NamedTuple):
-    """Bytes of a step.
-
-    Attributes:
-        optimizer: running averages, and masters of 2-byte weights.
-        peak: on a GPU, peak allocated bytes. On the CPU, the three others plus the peak that a step adds to them, which
-            includes Python's objects.
-    """
+    """Bytes of a step."""
 
     weights: int
     gradients: int
-    optimizer: int
-    peak: int
+    optimizer: int  # running averages, and masters of 2-byte weights
+    peak: int  # allocated on a GPU; on the CPU the three others and what a step adds, including Python's objects
 
     @property
     def rest(self) -> int:
@@ -108,29 +89,20 @@ class Memory(NamedTuple):
 
 @dataclass
 class Case:
-    """Measured steps on batches of one size.
-
-    Attributes:
-        step: wall time of a step as `genesis train` takes it: captured on a GPU, the slowest rank's in ranks.
-        memory: memory of the rank with the highest peak.
-        phases, ops: seconds by phase and rows of ops; empty in ranks, and if recording failed.
-        scaling: a rank's tokens per second divided by those of one process alone.
-        peer: the step in torch.
-        peer_memory: torch's peak memory; None on the CPU.
-    """
+    """Measured steps on batches of one size."""
 
     batch: int
     length: int
-    step: Timing
-    memory: Memory
+    step: Timing  # wall time as `genesis train` takes it: captured on a GPU, the slowest rank's in ranks
+    memory: Memory  # of the rank with the highest peak
     flops: int
     limits: Limits
     ranks: int = 1
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)  # seconds; empty, as ops, in ranks and if recording failed
     ops: list[dict[str, Any]] = field(default_factory=list)
-    scaling: float | None = None
-    peer: Ratio | None = None
-    peer_memory: int | None = None
+    scaling: float | None = None  # a rank's tokens per second divided by those of one process alone
+    peer: Ratio | None = None  # the step in torch
+    peer_memory: int | None = None  # torch's peak memory; None on the CPU
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -168,40 +140,19 @@ class RandomTokens:
         self.batch_size, self.seq_len, self.vocab_size = batch_size, seq_len, vocab_size
 
     def batch(self, epoch: int, index: int) -> Batch:
-        """Batch `index`; an epoch has no last batch."""
         b, t = self.batch_size, self.seq_len
         ids = np.random.default_rng((epoch, index)).integers(0, self.vocab_size, (b, t))
         positions = np.broadcast_to(np.arange(t), (b, t))
         return Batch(epoch, index, ids, ids, positions, b * (t - 1), b * t, np.zeros((0, 4), np.int64))
-
-    def batches(self) -> Iterator[Batch]:
-        """`DRAWN` batches in turn, all made before the first is yielded."""
-        return itertools.cycle([self.batch(0, index) for index in range(DRAWN)])
 
     def describe(self, batch: Batch) -> list[str]:
         """Describes a batch for an error about it."""
         return [f"random tokens, batch {batch.index}"]
 
 
-def trained_model(request: Request) -> CausalLM:
-    """A model with random weights, ready for training."""
-    model = build(request.config, seed=0, device=str(request.device), dtype=request.dtype)
-    model.activation_checkpointing = request.checkpointing
-    model.train()
-    return model
-
-
-def new_state(model: CausalLM, batch: int, length: int, ranks: Ranks = ALONE) -> TrainState:
-    """A run of `model` before its first step, with a new optimizer; each rank has one batch per step."""
-    loader: Any = RandomTokens(batch, length, model.config.vocab_size)
-    optim = OptimConfig(name=OPTIMIZER, lr=LR)
-    optimizer = build_optimizer(optim, model.named_parameters(), 0, ranks.size, ranks.group)
-    return TrainState(model, optimizer, loader, ranks=ranks)
-
-
 def random_steps(state: TrainState, device: Device, notes: list[str]) -> Subject:
     """The steps of a run. A GPU captures the third step as a CUDA graph, or `notes` gets the reason why it does not."""
-    batches, state.step = cast(Any, state.loader).batches(), 0
+    batches, state.step = itertools.cycle([state.loader.batch(0, index) for index in range(DRAWN)]), 0
     on_device = None if device == CPU else steps_of(state)(state, device, MAX_NORM, EVERY, notes.append)
 
     def drawn() -> list[Batch]:
@@ -219,7 +170,7 @@ def timed(subject: Subject, ranks: Ranks, plan: Plan) -> Timing:
 
     def sample(_: int) -> float:
         nonlocal clock
-        own = step_seconds(subject)
+        own = run.step_seconds(subject)
         subject.settle()
         ranks.record_seconds(own)
         slowest = max(ranks.in_turn([own]))
@@ -234,7 +185,7 @@ def memory_of(state: TrainState, device: Device) -> Memory:
     ranks, persistent = state.ranks, cast("dict[str, Sequence[Array]]", state.persistent())
     own = [sum(each.nbytes for each in persistent[name]) for name in ("weights", "gradients", "optimizer")]
     if device == CPU:
-        batches = [cast(Any, state.loader).batch(0, 0)] * ranks.size
+        batches = [state.loader.batch(0, 0)] * ranks.size
         own.append(sum(own) + peak_bytes(lambda: take_step(state, batches, LR, MAX_NORM, CPU), CPU))
     else:
         own.append(cuda.max_memory_allocated(device))
@@ -248,8 +199,12 @@ def memory_of(state: TrainState, device: Device) -> Memory:
 def measured_case(
     model: CausalLM, batch: int, length: int, request: Request, limits: Limits, child: Child | None, ranks: Ranks
 ) -> Case:
-    """Time steps of one size with a new optimizer, compare them with torch's, and record others in one process."""
-    device, notes, state = request.device, list[str](), new_state(model, batch, length, ranks)
+    """Time steps of one size with a new optimizer, compare them with torch's, and divide others by phase and op."""
+    loader: Any = RandomTokens(batch, length, model.config.vocab_size)
+    optim = OptimConfig(name=OPTIMIZER, lr=LR)
+    optimizer = build_optimizer(optim, model.named_parameters(), 0, ranks.size, ranks.group)
+    state = TrainState(model, optimizer, loader, ranks=ranks)
+    device, notes, failed, found = request.device, list[str](), list[str](), list[Recording]()
     free_graphs(device)
     if device != CPU:
         cuda.reset_peak_memory_stats(device)
@@ -261,14 +216,8 @@ def measured_case(
     if child is not None:
         compare(case, subject, child, request, ranks)
     del subject
-    if ranks.size == 1:
-        record_parts(case, state)
-    return case
-
-
-def record_parts(case: Case, state: TrainState) -> None:
-    """Record steps and divide them by phase and op. If that fails, a note says why."""
-    failed, found, device = list[str](), list[Recording](), case.limits.device
+    if ranks.size > 1:
+        return case
     free_graphs(device)
     try:
         subject = random_steps(state, device, failed)
@@ -276,10 +225,11 @@ def record_parts(case: Case, state: TrainState) -> None:
     except (DeviceError, OutOfMemoryError) as error:
         failed.append(error.what)
     if failed:
-        case.notes.append(f"no phases and ops: {failed[0]}")
-        return
-    sums = Sums(Recorded("captured", [case.step.seconds], found), device != CPU, case.limits)
-    case.ops, case.phases = sums.ops(), {row["name"]: row["share"] * case.step.seconds for row in sums.phases()}
+        notes.append(f"no phases and ops: {failed[0]}")
+    else:
+        sums = Sums(Recorded("captured", [step.seconds], found), device != CPU, limits)
+        case.ops, case.phases = sums.ops(), {row["name"]: row["share"] * step.seconds for row in sums.phases()}
+    return case
 
 
 def each_case(
@@ -289,7 +239,9 @@ def each_case(
 
     On a terminal stderr shows the progress.
     """
-    model = trained_model(request)
+    model = build(request.config, seed=0, device=str(request.device), dtype=request.dtype)
+    model.activation_checkpointing = request.checkpointing
+    model.train()
     for i, (batch, length) in enumerate(request.cases, 1):
         label = f"{batch}x{length}"
         if ranks.is_main:
@@ -438,13 +390,30 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
         found.append(Table("growth", "growth", GROWTH, grown))
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     if most.ops:
-        rooms = [op for op in most.ops if "above" in op]
-        first = max(rooms, key=lambda op: float(op["above"]), default=None)
-        above = first and f"{first['name']} has the most room: {format_seconds(first['above'])} above its limit"
-        columns = part_columns("op", most.limits.device != CPU)
-        label = f"ops of a step, {most.label}"
-        found.append(Table("ops", label, columns, most.ops, most=MOST, notes=[above] if above else []))
+        columns, label = run.part_columns("op", most.limits.device != CPU), f"ops of a step, {most.label}"
+        room = max((op for op in most.ops if "above" in op), key=lambda op: float(op["above"]), default=None)
+        above = [f"{room['name']} has the most room: {format_seconds(room['above'])} above its limit"] if room else []
+        found.append(Table("ops", label, columns, most.ops, most=run.MOST, notes=above))
     return found
+
+
+@contextmanager
+def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
+    """The ranks that measure and end together; this process alone if no launcher started others.
+
+    `command` must be the same on all ranks; `is_quiet` prints nothing about ranks.
+    """
+    if not is_rank():
+        yield ALONE
+        return
+    console = Output(None if is_quiet else sys.stdout)
+    with (
+        Interrupts(saves=False) as interrupts,
+        joined_ranks({"the command": command}, device, console, interrupts) as ranks,
+        cpu_threads(max(1, threads() // (ranks.local_size or 1))),
+        ranks.during("measuring", PREPARING_S),
+    ):
+        yield ranks
 
 
 @dataclass
@@ -472,7 +441,7 @@ def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
     found = Measured(request, Limits(device, dtype, *ranks.from_main("limits", rates)))
     with ExitStack() as stack:
         stack.callback(partial(show_progress, ""))
-        child = stack.enter_context(started("steps", device, "torch", request.python)) if request.versus else None
+        child = stack.enter_context(started("steps", device, request.python)) if request.versus else None
         found.torch = None if child is None else child.version
         for each in each_case(request, found.limits, child, ranks):
             if isinstance(each, Failure):

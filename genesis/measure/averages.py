@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from genesis.errors import UsageError, nearest
 from genesis.measure.record import Column, Table, Unit, aligned, format_seconds
@@ -23,29 +24,21 @@ class Average:
 
     Every attribute with "device" in its name can also be read with "cuda" instead. `cpu_time` and `device_time` are
     the mean times of an event. Totals include inner events; attributes that begin with `self_` exclude them.
-
-    Attributes:
-        key: name of the op or range; a name in brackets for other time.
-        cpu_memory_usage: bytes allocated minus bytes freed on the host.
-        device_memory_usage: bytes allocated minus bytes freed on the device.
-        input_shapes: shapes of the inputs; empty unless rows are grouped by shape.
-        stack: Python calls, innermost first; empty unless rows are grouped by call.
-        flops: FLOPs of all events; 0 if they were not counted.
     """
 
-    key: str
+    key: str  # name of the op or range; a name in brackets for other time
     count: int = 0
     cpu_time_total: float = 0.0
     self_cpu_time_total: float = 0.0
     device_time_total: float = 0.0
     self_device_time_total: float = 0.0
-    cpu_memory_usage: int = 0
+    cpu_memory_usage: int = 0  # bytes allocated minus bytes freed on the host
     self_cpu_memory_usage: int = 0
     device_memory_usage: int = 0
     self_device_memory_usage: int = 0
-    input_shapes: list[list[int]] = field(default_factory=list)
-    stack: list[str] = field(default_factory=list)
-    flops: float = 0.0
+    input_shapes: list[list[int]] = field(default_factory=list)  # empty unless rows are grouped by shape
+    stack: list[str] = field(default_factory=list)  # Python calls, innermost first; empty unless rows are grouped by it
+    flops: float = 0.0  # of all events; 0 if they were not counted
 
     def __getattr__(self, name: str) -> float:
         if "cuda" in name:
@@ -90,22 +83,18 @@ class EventList(list[Average]):
 
         Args:
             sort_by: metric to sort by in descending order, such as "self_cpu_time_total" or "cuda_time_total"; host
-                time breaks ties.
+                time breaks ties. UsageError if it does not exist.
             row_limit: maximum number of rows; -1 for all.
-            max_src_column_width: width limit of the stack column in characters; None for no limit.
-            max_name_column_width: width limit of the name column, likewise.
-            max_shapes_column_width: width limit of the shapes column, likewise.
+            max_src_column_width, max_name_column_width, max_shapes_column_width: width limits of the columns of stacks,
+                names and shapes in characters; None for no limit.
             header: line above the table.
-
-        Raises:
-            UsageError: the metric does not exist.
         """
         rows = list(self)
         if sort_by is not None:
             metric = metric_of(sort_by)
             rows.sort(key=lambda row: (getattr(row, metric), row.cpu_time_total), reverse=True)
         host, device = self.self_cpu_time_total, sum(row.self_device_time_total for row in self)
-        shown = Table("averages", "", _columns(host, device), rows[: None if row_limit < 0 else row_limit])
+        shown = Table("averages", "", list(_columns(host, device)), rows[: None if row_limit < 0 else row_limit])
         widths = {"key": max_name_column_width, "input_shapes": max_shapes_column_width, "stack": max_src_column_width}
         for row in shown.rows:
             for key, width in widths.items():
@@ -119,44 +108,36 @@ class EventList(list[Average]):
         return "\n".join([*([header] if header else []), rule, *lines[:1], rule, *lines[1:], rule, *sums, ""])
 
 
-def _columns(host: float, device: float) -> list[Column]:
+# Title, attribute and unit of the table's columns of numbers.
+NUMBERS: tuple[tuple[str, str, Unit], ...] = (
+    ("Self CPU %", "self_cpu_time_total", "share"), ("Self CPU", "self_cpu_time_total", "s"),
+    ("CPU total %", "cpu_time_total", "share"), ("CPU total", "cpu_time_total", "s"), ("CPU time avg", "cpu_time", "s"),
+    ("Self CUDA", "self_device_time_total", "s"), ("Self CUDA %", "self_device_time_total", "share"),
+    ("CUDA total", "device_time_total", "s"), ("CUDA time avg", "device_time", "s"),
+    ("CPU Mem", "cpu_memory_usage", "bytes"), ("Self CPU Mem", "self_cpu_memory_usage", "bytes"),
+    ("CUDA Mem", "device_memory_usage", "bytes"), ("Self CUDA Mem", "self_device_memory_usage", "bytes"),
+    ("# of Calls", "count", "count"), ("Total FLOPs", "flops", "FLOP"),
+)  # fmt: skip
+
+
+def _columns(host: float, device: float) -> Iterator[Column]:
     """The table's columns; `host` and `device` are the sums of all rows in microseconds."""
-
-    def column(title: str, metric: str, unit: Unit, scale: float = 1.0) -> Column:
+    yield Column("key", "Name", "text", "Op or range.")
+    for title, name, unit in NUMBERS:
+        scale = {"share": 1 / ((device if "CUDA" in title else host) or 1), "s": 1e-6}.get(unit, 1.0)
         # `or None` leaves a zero's cell empty, and a table omits columns without values.
-        return Column(title, title, unit, metric, lambda row: getattr(row, metric) * scale or None)
-
-    return [
-        Column("key", "Name", "text", "Op or range."),
-        column("Self CPU %", "self_cpu_time_total", "share", 1 / (host or 1)),
-        column("Self CPU", "self_cpu_time_total", "s", 1e-6),
-        column("CPU total %", "cpu_time_total", "share", 1 / (host or 1)),
-        column("CPU total", "cpu_time_total", "s", 1e-6),
-        column("CPU time avg", "cpu_time", "s", 1e-6),
-        column("Self CUDA", "self_device_time_total", "s", 1e-6),
-        column("Self CUDA %", "self_device_time_total", "share", 1 / (device or 1)),
-        column("CUDA total", "device_time_total", "s", 1e-6),
-        column("CUDA time avg", "device_time", "s", 1e-6),
-        column("CPU Mem", "cpu_memory_usage", "bytes"),
-        column("Self CPU Mem", "self_cpu_memory_usage", "bytes"),
-        column("CUDA Mem", "device_memory_usage", "bytes"),
-        column("Self CUDA Mem", "self_device_memory_usage", "bytes"),
-        column("# of Calls", "count", "count"),
-        Column("input_shapes", "Input Shapes", "text", "Of the op.", lambda row: str(row.input_shapes or "")),
-        Column("stack", "Source Location", "text", "Innermost calls.", lambda row: "; ".join(row.stack)),
-        column("Total FLOPs", "flops", "FLOP"),
-    ]
+        of: Any = lambda row, name=name, scale=scale: getattr(row, name) * scale or None  # noqa: E731
+        yield Column(title, title, unit, name, of)
+    yield Column("input_shapes", "Input Shapes", "text", "Of the op.", lambda row: str(row.input_shapes or ""))
+    yield Column("stack", "Source Location", "text", "Innermost calls.", lambda row: "; ".join(row.stack))
 
 
 def averages(
     recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
 ) -> EventList:
-    """The events of recordings, summed by name.
+    """The events of recordings, summed by name, with or without modules.
 
-    Args:
-        has_modules: whether modules count as events.
-        by_shapes: whether calls with different input shapes get separate rows.
-        by_stack: number of innermost Python calls that separate rows; 0 for none.
+    Input shapes can separate rows, and so can a number of innermost Python calls; 0 for none.
     """
     nowhere, hidden = (OUTSIDE, (), ()), ("wait",) if has_modules else ("wait", "module")
     rows: dict[RowKey, Average] = {}

@@ -68,11 +68,8 @@ PASSES = [
 def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: float | None = 1e-4) -> list[Way]:
     """Measure each way of doing the work.
 
-    Args:
-        tolerance: allowed difference from the first way's result; None if the results differ by design.
-
     Raises:
-        NumericError: a result differs from the first one by more than the tolerance.
+        NumericError: a result differs from the first one by more than the tolerance; None if they differ by design.
     """
     with no_grad():
         if tolerance is not None:

@@ -12,8 +12,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,7 @@ from genesis.backend import CPU, Device
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError
 from genesis.files.paths import quote
-from genesis.measure.cases import Axes, Case, choices, make_case, op_named, passes_of
+from genesis.measure.cases import Axes, Case, choices, make_case, passes_of
 from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
 from genesis.measure.record import Column
 from genesis.measure.timing import Plan, measure, of_wall
@@ -31,7 +31,6 @@ from genesis.op import execute
 from genesis.shapes import Shape
 
 if TYPE_CHECKING:
-    from genesis.backend.cuda.compile import Signature
     from genesis.backend.cuda.driver import Driver, Properties
     from genesis.backend.cuda.launch import KernelLaunch
     from genesis.backend.cuda.simulated import Launched
@@ -41,8 +40,7 @@ DEFAULT_ARCH = 90  # the architecture if none is given and the machine has no GP
 QUEUE = 100  # most calls queued on the GPU; the host blocks when the queue is full
 
 
-@dataclass(frozen=True)
-class Resources:
+class Resources(NamedTuple):
     """The resources of a kernel. A program is a CUDA block."""
 
     threads: int  # threads per program
@@ -93,17 +91,10 @@ def resources_of(launched: KernelLaunch, driver: Driver) -> Resources | None:
     kernel, sm_count = driver.kernel_facts(function.handle, threads, dynamic), driver.properties.sm_count
     slots = kernel.resident * sm_count
     waves = math.prod(launched.grid) / slots if slots else 0.0
-    return Resources(
-        threads=threads,
-        registers=kernel.registers,
-        shared=kernel.shared + dynamic,
-        local=kernel.local,
-        resident=kernel.resident,
-        occupancy=kernel.resident * threads / driver.sm_facts().threads,
-        sm_count=sm_count,
-        waves=waves,
-        idle=1 - waves / math.ceil(waves) if waves else 0.0,
-    )
+    occupancy = kernel.resident * threads / driver.sm_facts().threads
+    idle = 1 - waves / math.ceil(waves) if waves else 0.0
+    taken = threads, kernel.registers, kernel.shared + dynamic, kernel.local, kernel.resident
+    return Resources(*taken, occupancy, sm_count, waves, idle)
 
 
 def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
@@ -126,9 +117,8 @@ def launches_of(call: Callable[[], object], device: Device) -> list[Launch]:
 def stages_of(case: Case, plan: Plan) -> dict[str, float]:
     """Host seconds of a call with a recorded launch plan, by stage; empty without a GPU.
 
-    Three stages are timed separately: `lookup` finds the launch plan, `allocate` allocates and frees the outputs, and
-    `wrap` wraps them in tensors. Two are differences, omitted if noise makes them negative: `entry` unwraps the tensors
-    and dispatches the op, `launch` packs parameters and calls the driver.
+    `lookup` finds the launch plan, `allocate` allocates and frees the outputs, `wrap` wraps them in tensors. The others
+    are differences, omitted if negative: `entry` unwraps tensors and dispatches, `launch` packs and launches.
     """
     from genesis.backend.cuda.dispatch import call_key
 
@@ -145,10 +135,8 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
         "replay": partial(backend.replay, op, inputs, attrs),
         "whole": case.call,
     }
-    host = {
-        name: measure(of_wall(call, wait_for(case.device), of_host=True), limited).seconds
-        for name, call in calls.items()
-    }
+    wait = wait_for(case.device)
+    host = {name: measure(of_wall(call, wait, of_host=True), limited).seconds for name, call in calls.items()}
     replay, whole = host.pop("replay"), host.pop("whole")
     host |= {"entry": whole - replay - host["wrap"], "launch": replay - host["lookup"] - host["allocate"]}
     return {name: seconds for name, seconds in host.items() if seconds >= 0}
@@ -191,22 +179,19 @@ def code_of(
 ) -> Iterator[str]:
     """Yield the code of each kernel that the first case of an op launches, below a comment that names the kernel.
 
-    `op.profile_op` describes `name`, `dtype`, `shapes` and `axes`.
-
     Args:
-        stage: one of `STAGES`.
+        stage: one of `STAGES`; `op.profile_op` describes the others.
         backward: whether to include the kernels of the backward pass.
 
     Raises:
-        UsageError: the op or the stage does not exist.
-        DeviceError: a tool is missing.
+        UsageError: the op or the stage does not exist. DeviceError: a tool is missing.
     """
+    from genesis.backend.cuda.compile import compiled, dependent
     from genesis.backend.cuda.simulated import fake_device
+    from genesis.custom.cuda_source import SourceKernel
 
     if stage not in STAGES:
         raise UsageError(f"{quote(stage)} is not a stage", where="--show", next=f"use one of {', '.join(STAGES)}")
-    if backward and op_named(name)[0].vjp is None:
-        raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
     device, driver = fake_device(target)
     case = make_case(name, *next(choices(name, device, shapes, axes)), dtype, device)
     driver.launched.clear()  # forget the launches that built the inputs
@@ -214,57 +199,43 @@ def code_of(
         passes_of(case.op, case.inputs, case.attrs).backward()
     else:
         execute(case.op, case.inputs, dict(case.attrs))
-    found: dict[Any, list[Launched]] = {}
+    found: dict[Any, list[Launched]] = defaultdict(list)
     for each in driver.launched:
-        found.setdefault((each.kernel, repr(each.signature)), []).append(each)
+        found[each.kernel, repr(each.signature)].append(each)
     mark, arch = ";" if stage == "llir" else "//", "".join(map(str, target.capability))
     for alike in found.values():
         kernel, signature = alike[0].kernel, alike[0].signature
         grids = ", ".join(dict.fromkeys("x".join(map(str, each.grid)) for each in alike))
         constants = ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in signature.constants)
         head = f"{mark} {kernel.__name__}: {stage} for sm_{arch}, grid {grids}, constants {constants}"
-        yield f"{head}\n{_text(kernel, signature, target.capability, stage).rstrip()}"
-
-
-def _text(kernel: Any, signature: Signature, capability: tuple[int, int], stage: str) -> str:
-    from genesis.backend.cuda.compile import compiled, dependent
-    from genesis.custom.cuda_source import SourceKernel
-
-    if isinstance(kernel, SourceKernel):
-        binary = kernel.compile(capability, dict(signature.constants))
-        name, language = kernel.entry, "CUDA C++"
-        stages: Any = {"ptx": binary.ptx, "cubin": binary.cubin}
-    else:
-        name, language = kernel.__name__, "not written in Triton"
-        stages = compiled(kernel, signature, capability).asm
-    if stage == "sass":
-        return disassembled(stages["cubin"])
-    if stage not in stages:
-        available = ", ".join(each for each in STAGES if each in stages)
-        raise UsageError(f"{name} is {language} and has no {stage}", where="--show", next=f"use {available} or sass")
-    text = str(stages[stage])
-    # The assembler's input also has the instructions that let kernels of a CUDA graph overlap.
-    is_dependent = stage == "ptx" and capability >= (9, 0) and not isinstance(kernel, SourceKernel)
-    return dependent(text) if is_dependent else text
+        is_source = isinstance(kernel, SourceKernel)
+        if is_source:
+            binary = kernel.compile(target.capability, dict(signature.constants))
+            stages: Any = {"ptx": binary.ptx, "cubin": binary.cubin}
+        else:
+            stages = compiled(kernel, signature, target.capability).asm
+        if stage == "sass":
+            text = disassembled(stages["cubin"])
+        elif stage in stages:
+            text = str(stages[stage])
+        else:  # Triton has all
+            raise UsageError(f"{kernel.entry} is CUDA C++ and has no {stage}", where="--show", next="use ptx or sass")
+        if stage == "ptx" and target.capability >= (9, 0) and not is_source:
+            text = dependent(text)  # with the instructions that let kernels of a CUDA graph overlap
+        yield f"{head}\n{text.rstrip()}"
 
 
 def disassembled(cubin: bytes) -> str:
-    """Disassemble a cubin to machine instructions (SASS), with nvdisasm or cuobjdump of Triton, CUDA_HOME or PATH.
-
-    Raises:
-        DeviceError: no disassembler is installed, or it fails.
-    """
+    """Machine instructions (SASS) of a cubin, by a tool of Triton, CUDA_HOME or PATH. Raises: DeviceError."""
     spec = importlib.util.find_spec("triton.backends.nvidia")
     folders = [] if spec is None or spec.origin is None else [str(Path(spec.origin).parent / "bin")]
     folders += [str(Path(os.environ[name]) / "bin") for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
     tools = (shutil.which(name, path=path) for name in ("nvdisasm", "cuobjdump"))
     if (tool := next(filter(None, tools), None)) is None:
-        raise DeviceError(
-            "machine code needs nvdisasm or cuobjdump, and neither was found",
-            where="--show sass",
-            next="pip install nvidia-cuda-nvdisasm, or set CUDA_HOME to a CUDA toolkit, or use --show ptx",
-        )
+        what = "machine code needs nvdisasm or cuobjdump, and neither was found"
+        how = "pip install nvidia-cuda-nvdisasm, or set CUDA_HOME to a CUDA toolkit, or use --show ptx"
+        raise DeviceError(what, where="--show sass", next=how)
     option = "-c" if Path(tool).name.startswith("nvdisasm") else "-sass"
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"

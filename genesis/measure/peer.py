@@ -25,7 +25,6 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, UsageError, escape
-from genesis.files.paths import quote
 from genesis.measure.cases import Case
 from genesis.measure.limits import cuda_backend, has_gpu_time, wait_for
 from genesis.measure.timing import Plan, graph_calls, measure, of_graph, of_wall, summarize
@@ -114,20 +113,17 @@ class Child:
 
 
 @contextmanager
-def started(work: str, device: Device, name: str = "torch", python: str | None = None) -> Iterator[Child]:
-    """A peer's process inside the block.
+def started(work: str, device: Device, python: str | None = None) -> Iterator[Child]:
+    """torch's process inside the block.
 
     Args:
         work: "ops" or "steps".
-        name: of the peer.
-        python: the interpreter that has it; None means this one.
+        python: the interpreter that has torch; None means this one.
 
     Raises:
-        UsageError: the peer or the interpreter does not exist, or the device is simulated.
+        UsageError: the interpreter does not exist, or the device is simulated.
         DeviceError: torch is missing.
     """
-    if name != "torch":
-        raise UsageError(f"{quote(name)} is not a peer", where="--vs", next="use torch")
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter cannot be compared", where="--vs", next="use --device cpu")
     settings = {"work": work, "device": str(device), "threads": threads() if device == CPU else None}

@@ -154,7 +154,7 @@ def test_the_request_to_compare_with_torch_is_passed_on(shape: str) -> None:
 
     with mock.patch.object(model, "started", started):
         code, *_ = benched("--size", shape, *GRID, "--vs", "torch", "--torch-python", "p")
-    assert (code, given) == (6, [("steps", CPU, "torch", "p")])
+    assert (code, given) == (6, [("steps", CPU, "p")])
 
 
 def test_a_peer_that_is_missing_is_told_before_anything_is_measured(

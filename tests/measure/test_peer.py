@@ -82,12 +82,11 @@ def test_a_peer_that_breaks_at_its_import(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_peers_that_make_no_sense(tmp_path: Path) -> None:
-    for name, device, python, where in (
-        ("jax", CPU, None, "--vs"),
-        ("torch", Device("cuda", 0), None, "--vs"),  # the interpreter's
-        ("torch", CPU, str(tmp_path / "python"), "--torch-python"),
+    for device, python, where in (
+        (Device("cuda", 0), None, "--vs"),  # the interpreter's
+        (CPU, str(tmp_path / "python"), "--torch-python"),
     ):
-        with pytest.raises(UsageError) as error, started("ops", device, name, python):
+        with pytest.raises(UsageError) as error, started("ops", device, python):
             pass
         assert error.value.where == where
 
