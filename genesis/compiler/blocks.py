@@ -25,7 +25,7 @@ class BlockStep:
     """
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
-        self.group, self.results = group, stored
+        self.group, self.calls, self.results = group, group.calls, stored
         self.reads = list(dict.fromkeys(v for c in group.calls for v in c.reads if v not in group.places))
         # Values that no later call of the group reads pass their block on to the next value of their dtype.
         self.slots, self.dtypes = _blocks_of(group, set(stored))

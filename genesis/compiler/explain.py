@@ -7,7 +7,7 @@ from typing import Any
 
 from genesis.compiler.compiled import Compiled
 from genesis.compiler.graph import Value
-from genesis.compiler.program import OpStep, Program
+from genesis.compiler.program import Program
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def _kernels(program: Program) -> list[Kernel]:
 
 
 def _ops(step: Any) -> tuple[str, ...]:
-    calls = (step.call,) if isinstance(step, OpStep) else step.group.calls
-    return tuple(call.op.name for call in calls)
+    return tuple(call.op.name for call in step.calls)
 
 
 def _bytes(values: list[Value]) -> int:

@@ -8,7 +8,7 @@ result, and the op itself reduces these. Two groups are merged where a call read
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from genesis.compiler.graph import Call, Graph, Value
@@ -175,6 +175,7 @@ class Fusion:
         for call in graph.calls:
             fusible = is_point(call) or (reductions and is_reduction(call))
             self.unit[call] = self._place(call) if fusible else call
+        self._join_readers()
 
     def _place(self, call: Call) -> Group | Call:
         """Merge the groups from which a call reads with the call, as far as possible; return its group."""
@@ -192,27 +193,40 @@ class Fusion:
             if joined is None:
                 trial = group.copy()
                 if trial.add(call) and not self._has_cycle((group,), call):
-                    joined = self._replace((group,), trial, call)
+                    joined = self._replace(trial)
             elif joined is not group:
                 merged = merge(joined, group, self.order)
                 if merged is not None and not self._has_cycle((joined, group), call):
-                    joined = self._replace((joined, group), merged, call)
+                    joined = self._replace(merged)
         if joined is None and len(neighbours) > 1:  # none can hold the call alone, but two together may
             for a in neighbours:
                 for b in neighbours:
                     merged = merge(a, b, self.order, (call,)) if a is not b else None
                     if merged is not None and not self._has_cycle((a, b), call):
-                        return self._replace((a, b), merged, call)
+                        return self._replace(merged)
         return joined or mine
 
-    def _replace(self, old: Iterable[Group], new: Group, call: Call) -> Group:
+    def _join_readers(self) -> None:
+        """Merge groups of one space that read the same memory, which one kernel loads once."""
+        done: list[Group] = []
+        for group in dict.fromkeys(u for u in self.unit.values() if isinstance(u, Group)):
+            for other in tuple(done):
+                shared = {v for c in group.calls for v in c.reads} & {v for c in other.calls for v in c.reads}
+                if group.space == other.space and any(v.size == numel(group.space) for v in shared):
+                    merged = merge(other, group, self.order)
+                    if merged is not None and not self._has_cycle((other, group)):
+                        done.remove(other)
+                        group = self._replace(merged)
+            done.append(group)
+
+    def _replace(self, new: Group) -> Group:
         for each in new.calls:
             self.unit[each] = new
         return new
 
-    def _has_cycle(self, groups: tuple[Group, ...], call: Call) -> bool:
-        """Whether a path leads from these groups through something else back into them or into the call."""
-        inside = {c for g in groups for c in g.calls} | {call}
+    def _has_cycle(self, groups: tuple[Group, ...], *calls: Call) -> bool:
+        """Whether a path leads from these groups through something else back into them or into the calls."""
+        inside = {c for g in groups for c in g.calls} | set(calls)
         stack: list[Call] = []
         for c in inside:
             stack += [p for v in c.reads if (p := self.made_by.get(v)) is not None and p not in inside]

@@ -23,8 +23,10 @@ class Step(Protocol):
     Attributes:
         reads: the roots that it reads.
         results: the roots that it stores.
+        calls: what it computes.
     """
 
+    calls: Sequence[Call]
     reads: list[Value]
     results: list[Value]
 
@@ -37,10 +39,10 @@ class OpStep:
     """One call, run by the op's own implementation."""
 
     def __init__(self, call: Call) -> None:
-        self.call, self.reads, self.results = call, call.reads, list(call.outputs)
+        self.calls, self.reads, self.results = (call,), call.reads, list(call.outputs)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        call = self.call
+        (call,) = self.calls
         inputs = tuple([array_of(x) if isinstance(x, Value) else x for x in call.inputs])
         outputs = tuple([array_of(v) for v in call.outputs])
         run_op(call.op, outputs, inputs, call.attrs)
@@ -68,6 +70,7 @@ class Program:
         inputs: values of the arrays that `run` takes.
         results: roots that `run` stores into the arrays that it is given.
         changed: indices of inputs that change in place.
+        in_place: new values of inputs that a step stores over the old ones.
     """
 
     def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
@@ -76,6 +79,7 @@ class Program:
         # A new value of an input is stored into the input itself at the end, unless it is also a result.
         self.results = list(dict.fromkeys(v.root for v in graph.outputs if v.root not in own))
         self.changed = tuple(graph.inputs.index(old) for old, _ in graph.writes)
+        self.in_place = {new: old for old, new in graph.writes if self._may_overwrite(old, new)}
         self.offsets, self.nbytes = self._places()
 
     def specs(self) -> tuple[Spec, ...]:
@@ -91,6 +95,7 @@ class Program:
         roots: Arrays = dict(zip(self.inputs, inputs, strict=True))
         for value, array in zip(self.results, outputs, strict=True):
             roots[value] = array if is_plain(value) else array.view(value.shape, value.strides)
+        roots.update({new: roots[old] for new, old in self.in_place.items()})
         if self.nbytes:
             memory = empty((self.nbytes,), uint8, self.device)
             for value, place in self.offsets.items():
@@ -107,8 +112,24 @@ class Program:
         for step in self.steps:
             step.run(array_of)
         for old, new in self.graph.writes:
-            if new.root is not old:
+            if new.root is not old and new not in self.in_place:
                 store(array_of(new), roots[old])
+
+    def _may_overwrite(self, old: Value, new: Value) -> bool:
+        """Whether a step may store a new value of an input over the old one: no later call reads the old one, and
+        none reads it at another element.
+        """
+        makers = [i for i, step in enumerate(self.steps) if new in step.results]
+        if not makers or new in self.results or (new.shape, new.strides) != (old.shape, old.strides):
+            return False
+        calls = list(self.steps[makers[0]].calls)
+        readers = [call for call in calls if old in call.reads]
+        return (
+            not any(old in step.reads for step in self.steps[makers[0] + 1 :])
+            and not any(new in call.outputs for call in (calls[: calls.index(readers[-1])] if readers else ()))
+            and all(call.op.elementwise and call.outputs[0].shape == new.shape for call in readers)
+            and all(x is old for call in readers for x in call.inputs if isinstance(x, Value) and x.root is old)
+        )
 
     def _places(self) -> tuple[dict[Value, int], int]:
         """Place the values between steps in one block of memory, where those that live at once do not overlap."""
@@ -118,7 +139,7 @@ class Program:
                 last[v] = i
         for v in self.graph.results:
             last[v] = len(self.steps)
-        kept = {*self.inputs, *self.results}
+        kept = {*self.inputs, *self.results, *self.in_place}
         live: list[tuple[int, int, int]] = []  # (first byte, end, last step that reads it)
         places: dict[Value, int] = {}
         total = 0

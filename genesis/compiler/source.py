@@ -25,10 +25,11 @@ from genesis.compiler.fuse import REDUCTIONS, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
 from genesis.compiler.program import run_op
 from genesis.compiler.trace import Break, Fake, fake
-from genesis.dtypes import DType, bool_, int64
+from genesis.dtypes import DType, bool_, float32, int64
+from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
 from genesis.kernels.pointwise import random
-from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
+from genesis.kernels.pointwise.elementwise import QUICK, Expression, expressions_of, identity, scalar_argument
 from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -101,10 +102,14 @@ class GroupStep:
     indices: list[Shape]  # strides over the space of the element numbers that random calls read
     tile: tuple[int, int]  # R, C; or BLOCK, 0
 
+    @property
+    def calls(self) -> list[Call]:
+        return self.group.calls
+
     def run(self, array_of: Callable[[Value], Array]) -> None:
         arrays = [array_of(v) for v in self.stored]
         partials = []
-        programs = self.programs()
+        programs = self.programs(array_of(self.results[0]).storage.backend)
         for call in self.group.partial:
             width = call.outputs[0].size
             shape = (programs, width)
@@ -118,14 +123,15 @@ class GroupStep:
             name = "sum" if call.op.name in ("sum", "mean", "sum_to_shape") else call.op.name
             run_op(registry[name], (flat,), (partial,), {"axes": (0,), "keepdim": False})
 
-    def programs(self) -> int:
-        """The number of programs of a launch."""
+    def programs(self, backend: Any) -> int:
+        """The number of programs of a launch: with partial results, as many as run at once."""
         group = self.group
         if group.split is None:
             tiles = -(-numel(group.space) // self.tile[0])
         else:
             tiles = -(-group.rows // self.tile[0])
-        return min(tiles, PARTIALS) if group.partial else tiles
+        resident = 32 // warps(self.tile[0] * max(1, self.tile[1]))
+        return min(tiles, backend.persistent_programs(resident)) if group.partial else tiles
 
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
         group, space = self.group, self.group.space
@@ -153,9 +159,6 @@ class GroupStep:
 def memory_order(space: Shape, strides: Shape) -> list[int]:
     """The dimensions from the one with the widest stride to the one with the narrowest."""
     return sorted(range(len(space)), key=lambda d: -strides[d])
-
-
-PARTIALS = 1024  # programs of a kernel with partial results
 
 
 def warps(elements: int) -> int:
@@ -193,6 +196,7 @@ class _Writer:
         self.operands: list[Value] = []
         self.names: dict[Value, str] = {}  # registers of the group's values
         self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
+        self.shapes: dict[str, str] = {}  # tiles of registers
         self.globals: dict[str, Any] = {"tl": tl, "converted": converted, "offsets": offsets, "jit": triton.jit}
 
     @property
@@ -243,6 +247,7 @@ class _Writer:
                 f"x{name} = converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})  # {shape}"
             )
             self.loaded[key] = f"x{name}"
+            self.shapes[f"x{name}"] = shape
         return self.loaded[key]
 
     def operand(self, x: Any, call: Call, work: DType) -> str:
@@ -268,7 +273,7 @@ class _Writer:
         if work is not kind or kind is bool_:
             text = f"converted({text}, {_word(kind)})"
         self.lines.append(f"{name} = {text}  # {call.op.name}, {shape}")
-        self.names[out] = name
+        self.names[out], self.shapes[name] = name, shape
 
     def point(self, call: Call) -> None:
         """An elementwise call."""
@@ -278,10 +283,30 @@ class _Writer:
         if len(works) == 3:
             works[0] = expression.condition_type
         arguments = [self.operand(x, call, work) for x, work in zip(expression.operands, works, strict=True)]
-        text = arguments[0]
-        if expression.function is not identity:
-            text = f"{self.function(expression.function, call.op.name)}({', '.join(arguments)})"
-        self.keep(call, text, expression.work, self.shape_of(self.group.places[call.outputs[0]]))
+        text, function = arguments[0], expression.function
+        shape = self.shape_of(self.group.places[call.outputs[0]])
+        if function is maths.divide and expression.work is float32:
+            y = expression.operands[1]
+            if not isinstance(y, Value) and 1e-30 < abs(y) < 1e30:
+                text = f"{text} * {self.operand(1 / y, call, float32)}"
+            else:
+                text = self.quotient(arguments[0], arguments[1], shape)
+        elif function is not identity:
+            narrow = call.outputs[0].dtype.itemsize < 4  # the result is rounded to 2 bytes at the end
+            function = QUICK.get(function, (function, function))[narrow]
+            text = f"{self.function(function, call.op.name)}({', '.join(arguments)})"
+        self.keep(call, text, expression.work, shape)
+
+    def quotient(self, x: str, y: str, shape: str) -> str:
+        """x / y with an error of up to two ulps; one reciprocal for all elements of a row."""
+        if self.shapes.get(y, shape) == shape:
+            return f"{x} / {y}"
+        name = f"{y}_inverse"
+        if name not in self.shapes:
+            divide = self.function(maths.divide, "divide")
+            self.lines.append(f"{name} = {divide}(tl.full({y}.shape, 1, tl.float32), {y})")
+            self.shapes[name] = self.shapes[y]
+        return f"{x} * {name}"
 
     def dropout(self, call: Call) -> None:
         """A dropout: the words of a counter decide about four elements that are neighbours in row-major order."""

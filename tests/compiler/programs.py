@@ -22,7 +22,8 @@ UNARY: tuple[Callable[..., Any], ...] = (
     lambda x: x.tanh(), lambda x: x.sigmoid(), lambda x: (x * 0.3).exp(), lambda x: x.abs() + 0.5, lambda x: x * x,
     lambda x: -x, lambda x: x.clamp(-1, 1), lambda x: genesis.where(x > 0, x, x * 0.1), lambda x: x.relu(),
     lambda x: x.pow(3) * 0.1, lambda x: (x.abs() + 1).log(), lambda x: x.sin(), lambda x: x.float(),
-    lambda x: genesis.nn.functional.gelu(x), lambda x: genesis.nn.functional.silu(x), lambda x: x - x.floor(),
+    lambda x: genesis.nn.functional.gelu(x), lambda x: genesis.nn.functional.silu(x),
+    lambda x: (x * 4.3 + 0.123).floor(),
     lambda x: genesis.nn.functional.dropout(x, 0.4), lambda x: x + genesis.rand_like(x),
 )  # fmt: skip
 REDUCTIONS: tuple[Callable[..., Any], ...] = (

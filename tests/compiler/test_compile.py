@@ -227,6 +227,35 @@ def test_a_method() -> None:
     assert equal(one.run(x), x * 2 + 9)
 
 
+def momentum(p: Any, g: Any, m: Any) -> Any:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    old = p * 1
+    p.sub_(m.sign() * 0.01)
+    return old + p
+
+
+def swapped(p: Any, g: Any, m: Any) -> None:
+    a = p + g
+    m.copy_(p * 2 - m.flip(0))
+    p.copy_(a + p)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("function", [momentum, swapped])
+def test_inputs_change_in_place(device: str, function: Any) -> None:
+    compiled, found = genesis.compile(function, fullgraph=True), []
+    for each in (function, compiled):
+        tensors = [(ramp(6, 8) * (i + 1)).sin().to(device) for i in range(3)]
+        for _ in range(2):
+            result = each(*tensors)
+        found.append([*tensors, tensors[0] if result is None else result])
+    assert all(np.allclose(a.cpu().numpy(), b.cpu().numpy(), atol=1e-6) for a, b in zip(*found, strict=True))
+    if function is momentum:
+        (entry,) = compiled.entries.values()
+        assert [len(step.calls) > 4 for step in entry[0].region.program.steps] == [True]
+        assert len(entry[0].region.program.in_place) == 2
+
+
 # --- Breaks and errors ------------------------------------------------------------------------------------------------
 
 

@@ -415,6 +415,24 @@ def _clamp(x, low, high):
     return _minimum(_maximum(x, low), high)
 
 
+@triton.jit
+def _sigmoid_quick(x):
+    return 1 / (maths.exp(-x) + 1)
+
+
+@triton.jit
+def _sigmoid_fast(x):
+    return 1 / (tl.exp(-x) + 1)
+
+
+@triton.jit
+def _exp_fast(x):
+    return tl.exp(x)
+
+
+# Forms with an error of some ulps, for kernels of many ops: for results of 4 bytes and more, and for narrower ones.
+QUICK = {_sigmoid: (_sigmoid_quick, _sigmoid_fast), maths.exp: (maths.exp, _exp_fast)}
+
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
 # Ops that are computed in the result's type.
