@@ -216,7 +216,7 @@ def combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tenso
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(x.array.size), r))
     if not rows or not r:
-        return zeros(*((0, r) if r else (0,)), dtype=x.array.dtype, device=x.array.device)
+        return reshape(x[:0], (0, r) if r else (0,))  # type: ignore[no-any-return]
     return index.getitem(x, _positions(rows, x))
 
 
@@ -395,7 +395,8 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 def _taken(x: Any, positions: Any) -> Any:
     if array_of(positions, "take").dtype is not int64:
         raise DTypeError(f"take: the index is {positions.array.dtype}, expected int64")
-    return index.getitem(ravel(x), positions)
+    taken = index.getitem(ravel(x), positions)
+    return taken if positions.array.shape else clone(taken)
 
 
 @public(function=False)
@@ -424,7 +425,8 @@ def _put(x: Any, positions: Any, source: Any, accumulate: bool) -> Any:
         places.append(pw.remainder(rest, length))
         rest = pw.floor_divide(rest, length)
     if not places:
-        return copy_(x, (reshape(x, 1) if not accumulate else x) if not flat.array.size else source[-1])
+        index.index_put_(reshape(x, 1), (flat,), ravel(source), accumulate)
+        return x
     return index.index_put_(x, tuple(reversed(places)), ravel(source), accumulate)
 
 

@@ -184,6 +184,8 @@ def arange(
     is_integer = all(isinstance(v, int) for v in (start, end, step))
     count = -(-(end - start) // step) if is_integer else math.ceil((end - start) / step)
     chosen = as_dtype(dtype) if dtype is not None else int64 if is_integer else default_dtype()
+    if chosen.category == INTEGER:
+        start, step = int(start), int(step)
     array = elementwise.arange(start=start, step=step, count=count, dtype=chosen, device=as_device(device))
     return _wrap(array, requires_grad)
 

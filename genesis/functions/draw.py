@@ -11,7 +11,7 @@ from typing import Any
 
 from genesis.autograd.modes import no_grad
 from genesis.autograd.record import TensorBase
-from genesis.dtypes import default_dtype, float64
+from genesis.dtypes import INTEGER, as_dtype, default_dtype, float64
 from genesis.errors import DTypeError, NumericError, ShapeError, UsageError
 from genesis.functions import pointwise as pw
 from genesis.functions.create import _wrap as wrap
@@ -109,8 +109,11 @@ def logspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return `base` to the power of `steps` evenly spaced values from start to end."""
+    kind = default_dtype() if dtype is None else as_dtype(dtype)
+    if kind.category == INTEGER:
+        start, end = int(start), int(end)
     exponents = linspace(start, end, steps, dtype=float64, device=device)
-    values = to_dtype(pow(float(base), exponents), default_dtype() if dtype is None else dtype)
+    values = to_dtype(pow(float(base), exponents), kind)
     return values.requires_grad_() if requires_grad else values
 
 

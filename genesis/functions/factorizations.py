@@ -332,9 +332,9 @@ def _eigh(a: np.ndarray, *, UPLO: str) -> tuple[np.ndarray, np.ndarray]:
     return values, vectors
 
 
-def _with_infinite_diagonal(x: Tensor) -> Tensor:
-    one = eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    return x.masked_fill(one.bool(), float("inf"))
+def _without_zeros(x: Tensor) -> Tensor:
+    """Return x with inf for 0, so that a division by it gives 0."""
+    return x.masked_fill(x == 0, float("inf"))
 
 
 def _symmetric(x: Tensor) -> tuple[Tensor]:
@@ -344,34 +344,24 @@ def _symmetric(x: Tensor) -> tuple[Tensor]:
 def _eigh_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, ...]:
     """gA = sym(V·(diag(gλ) + Vᵀ·gV / (λj - λi))·Vᵀ) (Giles, 2008)."""
     (values, vectors), (g_values, g_vectors) = outs, grads
-    inner = diag_embed(g_values) + vectors.mT @ g_vectors / _with_infinite_diagonal(
-        values.unsqueeze(-2) - values.unsqueeze(-1)
-    )
+    inner = diag_embed(g_values) + vectors.mT @ g_vectors / _without_zeros(values.unsqueeze(-2) - values.unsqueeze(-1))
     return _symmetric(vectors @ inner @ vectors.mT)
 
 
-def _eigh_values_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, ...]:
-    """gA = V·diag(gλ)·Vᵀ."""
-    return ((outs[1] * grads[0].unsqueeze(-2)) @ outs[1].mT,)
-
-
-def eigh_of(a: Tensor, uplo: str, *, only_values: bool = False) -> tuple[Tensor, Tensor]:
+def eigh_of(a: Tensor, uplo: str) -> tuple[Tensor, Tensor]:
     """Return eigenvalues in ascending order, and eigenvectors, of symmetric matrices given by one triangle."""
-    gradient = _eigh_values_gradient if only_values else _eigh_gradient
-    return on_host(_eigh, gradient, a, UPLO=uplo)  # type: ignore[no-any-return]
+    return on_host(_eigh, _eigh_gradient, a, UPLO=uplo)  # type: ignore[no-any-return]
 
 
 def _root(a: np.ndarray) -> tuple[np.ndarray, ...]:
     values, vectors = np.linalg.eigh(a)
-    roots = np.sqrt(values)
-    return (vectors * roots[..., None, :]) @ np.swapaxes(vectors, -1, -2), roots, vectors
+    return ((vectors * np.sqrt(values)[..., None, :]) @ np.swapaxes(vectors, -1, -2),)
 
 
 def _root_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, ...]:
     """gA = sym(V·(Vᵀ·g·V / (√λi + √λj))·Vᵀ), and 0 where both eigenvalues are 0."""
-    _, roots, vectors = outs
-    sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
-    sums = sums.masked_fill(sums == 0, float("inf"))
+    roots, vectors = eigh_of(outs[0], "L")
+    sums = _without_zeros(roots.unsqueeze(-1) + roots.unsqueeze(-2))
     return _symmetric(vectors @ (vectors.mT @ grads[0] @ vectors / sums) @ vectors.mT)
 
 
@@ -390,7 +380,7 @@ def _svd_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, 
     u, s, vh = outs[0][..., :, :k], outs[1], outs[2][..., :k, :]
     gu, gs, gvh = grads[0][..., :, :k], grads[1], grads[2][..., :k, :]
     row, column = s.unsqueeze(-2), s.unsqueeze(-1)
-    squares = _with_infinite_diagonal((row - column) * (row + column))
+    squares = _without_zeros((row - column) * (row + column))
     left, right = u.mT @ gu, vh @ gvh.mT
     inner = diag_embed(gs) + (left - left.mT) / squares * row + column * ((right - right.mT) / squares)
     found = u @ inner @ vh
@@ -401,15 +391,9 @@ def _svd_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, 
     return (found,)
 
 
-def _svd_values_gradient(inputs: Any, outs: Any, grads: Any, attrs: Any) -> tuple[Any, ...]:
-    """gA = U·diag(gS)·Vᵀ."""
-    return ((outs[0] * grads[1].unsqueeze(-2)) @ outs[2],)
-
-
-def svd_of(a: Tensor, full_matrices: bool, *, only_values: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+def svd_of(a: Tensor, full_matrices: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return U, the singular values in descending order, and Vᵀ."""
-    gradient = _svd_values_gradient if only_values else _svd_gradient
-    return on_host(_svd, gradient, a, full_matrices=full_matrices)  # type: ignore[no-any-return]
+    return on_host(_svd, _svd_gradient, a, full_matrices=full_matrices)  # type: ignore[no-any-return]
 
 
 def _pinv(a: np.ndarray, tolerance: np.ndarray, *, hermitian: bool) -> tuple[np.ndarray]:

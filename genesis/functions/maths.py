@@ -114,7 +114,11 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 
     def length(x: Any, y: Any) -> Any:
         far = pw.logical_or(pw.isinf(x), pw.isinf(y))  # also beside NaN
-        return where(far, math.inf, pw.sqrt(add(pw.square(to_dtype(x, float64)), pw.square(to_dtype(y, float64)))))
+        x, y = to_dtype(x, float64), to_dtype(y, float64)
+        is_large = pw.gt(pw.maximum(pw.abs(x.detach()), pw.abs(y.detach())), 1e150)  # their squares would overflow
+        scale = pw.exp2(pw.mul(to_dtype(is_large, float64), -600.0))
+        sides = add(pw.square(pw.mul(x, scale)), pw.square(pw.mul(y, scale)))
+        return where(far, math.inf, div(pw.sqrt(sides), scale))
 
     return wide("hypot", length, x, y, floats_only=True)
 
@@ -122,7 +126,10 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 @composed
 def ldexp(x: Tensor, other: Operand) -> Tensor:
     """Return x·2^other, in a float dtype."""
-    return pw.mul(x, pow(2.0, other) if isinstance(other, TensorBase) else 2.0**other)
+    factor: Any = 2.0**other if not isinstance(other, TensorBase) else pow(2.0, other)
+    is_float = isinstance(other, TensorBase) and other.array.dtype.is_floating_point
+    own = array_of(x, "ldexp").dtype
+    return pw.mul(x, factor if is_float or not own.is_floating_point else to_dtype(factor, own))
 
 
 del functions["round"], methods["round"]  # those of the op, which have no decimals
@@ -224,11 +231,12 @@ def _xlogy(x: Any, y: Any) -> Any:
 
 
 def _log_of_sum(x: Any, y: Any, base: float = math.e) -> Any:
-    same = pw.logical_and(pw.eq(x, y), pw.isinf(x))
-    apart = pw.abs(where(same, 0.0, sub(x, y)))
+    same, wins = pw.logical_and(pw.eq(x, y), pw.isinf(x)), pw.gt(x, y)
+    more, less = where(wins, x, y), where(wins, y, x)  # smooth also where both are equal
+    apart = where(same, 0.0, sub(less, more))
     if base == 2:
-        return add(pw.maximum(x, y), pw.mul(pw.log1p(pw.exp2(pw.neg(apart))), 1 / math.log(2)))
-    return add(pw.maximum(x, y), pw.log1p(pw.exp(pw.neg(apart))))
+        return add(more, pw.mul(pw.log1p(pw.exp2(apart)), 1 / math.log(2)))
+    return add(more, pw.log1p(pw.exp(apart)))
 
 
 @public(out=True)

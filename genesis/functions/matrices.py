@@ -329,7 +329,7 @@ def householder_product(A: Tensor, tau: Tensor) -> Tensor:
     if A.shape[-2] < A.shape[-1] or tau.shape[-1] > A.shape[-1]:
         raise ShapeError(f"linalg.householder_product: shapes {tuple(A.shape)} and {tuple(tau.shape)} do not suit")
     one = eye(A.shape[-2], A.shape[-1], dtype=A.dtype, device=A.device).expand(A.shape)
-    return _reflected(A, tau, one, reversed(range(tau.shape[-1])))
+    return _reflected(A, tau, one, reversed(range(tau.shape[-1]))) + A[..., :0].sum()  # also without reflectors
 
 
 @matrix_function(top=("orgqr",), only_top=True)
@@ -462,7 +462,7 @@ def eigh(A: Tensor, UPLO: str = "L") -> Any:
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
     """Return the eigenvalues of symmetric matrices in ascending order."""
     lapack.check_square("linalg.eigvalsh", A)
-    return lapack.eigh_of(A, _triangle(UPLO, "linalg.eigvalsh"), only_values=True)[0]
+    return lapack.eigh_of(A, _triangle(UPLO, "linalg.eigvalsh"))[0]
 
 
 @matrix_function()
@@ -493,7 +493,7 @@ def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
     lapack.check_floats("linalg.svdvals", A)
     if driver is not None:
         raise UsageError(f"linalg.svdvals: driver is {driver!r}, and the host has one driver", next="leave driver out")
-    return lapack.svd_of(A, False, only_values=True)[1]
+    return lapack.svd_of(A, False)[1]
 
 
 def _epsilon(x: Any) -> float:

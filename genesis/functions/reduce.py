@@ -135,7 +135,9 @@ def count_nonzero(x: Tensor, *dim: int | Sequence[int]) -> Tensor:
 def sum_to_size(x: Tensor, *size: Sizes) -> Tensor:
     """Return x summed to shape `size`: over the dimensions that broadcasting from `size` to x's shape repeats."""
     array, shape = array_of(x, "sum_to_size"), sizes_of(size, "sum_to_size")
-    if shape != array.shape and not array.dtype.is_floating_point:
+    if shape == array.shape and shape:
+        return x
+    if not array.dtype.is_floating_point:
         x = to_dtype(x, int64)
     return apply(ops.sum_to_shape, x, shape=shape)
 

@@ -60,7 +60,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 @public
 def ravel(x: Tensor) -> Tensor:
     """Return all elements in one dimension, in row-major order."""
-    return reshape(x, -1) if array_of(x, "ravel").size else reshape(x, 0)
+    return reshape(contiguous(x), -1) if array_of(x, "ravel").size else reshape(x, 0)
 
 
 @public

@@ -195,7 +195,9 @@ def corrcoef(x: Tensor) -> Tensor:
 
 def _scan(x: Any, dim: int, combine: Callable[[Any, Any], Any]) -> Any:
     """Return y_i = x_0 ∘ … ∘ x_i along `dim`, of an associative function of (earlier, later)."""
-    size, step = x.array.shape[dim], 1
+    size, step = (x.array.shape[dim], 1) if x.array.shape else (1, 1)
+    if size < 2:
+        return clone(x)
     while step < size:
         combined = combine(narrow(x, dim, 0, size - step), narrow(x, dim, step, size - step))
         x = cat([narrow(x, dim, 0, step), combined], dim)
@@ -211,7 +213,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: DTypeLike = None) -> Tensor:
     kind = kind if dtype is None else tensor(0, dtype=dtype).array.dtype
     narrower = kind.is_floating_point and kind.itemsize < 4
     wide = to_dtype(x, float32 if narrower else kind)
-    return to_dtype(_scan(wide, dim, pw.mul) if x.array.shape else clone(wide), kind)
+    return to_dtype(_scan(wide, dim, pw.mul), kind)
 
 
 @public(out=True)
@@ -222,7 +224,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not kind.is_floating_point:
         raise DTypeError(f"logcumsumexp takes floats, got {kind}", next="cast with .to(...)")
     wide = to_dtype(x, float32 if kind.itemsize < 4 else kind)
-    return to_dtype(_scan(wide, dim, logaddexp) if x.array.shape else clone(wide), kind)
+    return to_dtype(_scan(wide, dim, logaddexp), kind)
 
 
 def _running(name: str, x: Any, dim: int, wins: Callable[[Any, Any], Any]) -> ValuesAndIndices:

@@ -58,6 +58,7 @@ def scaled_dot_product_attention(
     """
     if is_causal and attn_mask is not None:
         raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
+    query, key, value = _of_one_batch(query, key, value, enable_gqa)
     _check(query, key, value, enable_gqa)
     q, k, v = (x if x.ndim == 4 else x.reshape(_four(x.shape)) for x in (query, key, value))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -69,6 +70,17 @@ def scaled_dot_product_attention(
             mask = arange(q.shape[2], device=q.device).unsqueeze(1) >= arange(k.shape[2], device=q.device)
         heads = _by_formula(q, k, v, mask, dropout_p, factor)
     return heads if query.ndim == 4 else heads.reshape(*query.shape[:-1], v.shape[-1])
+
+
+def _of_one_batch(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, ...]:
+    """Return the tensors with equal dimensions before the heads, and equal heads unless keys are shared."""
+    tensors, last = (query, key, value), -3 if enable_gqa else -2
+    if query.shape[:last] == key.shape[:last] == value.shape[:last]:
+        return tensors
+    most = max(x.ndim for x in tensors)
+    shapes = [(1,) * (most - x.ndim) + tuple(x.shape) for x in tensors]
+    lead = broadcast_shapes(*(shape[:last] for shape in shapes))
+    return tuple(x.expand(*lead, *shape[last:]) for x, shape in zip(tensors, shapes, strict=True))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

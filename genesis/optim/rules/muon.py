@@ -38,7 +38,7 @@ def _lr_ratio(rule: str | None, shape: Shape) -> float:
     rows, columns = shape
     if rule == "match_rms_adamw":  # updates then have AdamW's usual root mean square of 0.2 (Liu et al., 2025)
         return 0.2 * math.sqrt(max(rows, columns))
-    return math.sqrt(max(1.0, rows / columns))
+    return math.sqrt(rows / columns if rule == "spectral_unclamped" else max(1.0, rows / columns))
 
 
 def _plain(
@@ -71,7 +71,8 @@ class Muon(Optimizer):
         nesterov: step along a mix of gradient and average.
         ns_coefficients, eps, ns_steps: settings of the Newton-Schulz iteration, see `orthogonalize`.
         adjust_lr_fn: "original" (or None) multiplies lr by √max(1, rows/columns); "match_rms_adamw" by
-            0.2·√max(rows, columns), so that AdamW's learning rates and decay fit.
+            0.2·√max(rows, columns), so that AdamW's learning rates and decay fit; "spectral_unclamped" by
+            √(rows/columns).
         betas, adamw_eps: settings of AdamW.
         maximize: ascend instead of descend.
         how: see `Optimizer`.
@@ -125,9 +126,10 @@ class Muon(Optimizer):
     def check_settings(self, group: dict[str, Any]) -> None:
         super().check_settings(group)
         check_range("ns_steps", group["ns_steps"], 1, 100)
-        if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
+        if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw", "spectral_unclamped"):
             raise ConfigError(
-                f"adjust_lr_fn is {group['adjust_lr_fn']!r}", next='use None, "original" or "match_rms_adamw"'
+                f"adjust_lr_fn is {group['adjust_lr_fn']!r}",
+                next='use "original", "match_rms_adamw" or "spectral_unclamped"',
             )
 
     @classmethod
