@@ -355,7 +355,12 @@ SUMMED = call("*", shape=lambda r: reduced_shape(r.shape, normalize_axes(r.axes,
 SOFTMAX = dict.fromkeys(("softmax", "log_softmax"), call("*", dim=one_axis))
 ROPE = {"rope": call("* tH tH"), "norm_rope": call("bt2hd d d tH tH", **PACKED, eps=1e-6)}
 GATES = {"swiglu": call("* *"), "swiglu_packed": call("P2L"), "geglu_packed": call("P2L")}
-HEAD = {"linear_cross_entropy": call("mk nk:w m:#n", ignore_index=-100, with_grads=True, mean=True)}
+TOKENS = {"ignore_index": -100, "shift": 0, "temperature": 1.0}
+HEAD = {
+    "linear_cross_entropy": call("mk nk:w m:#n", ignore_index=-100, with_grads=True, mean=True),
+    "linear_token_log_probs": call("mk nk:w m:#n", **TOKENS, with_dx=False),
+    "linear_token_log_probs_backward": call("m:f32 mk nk:w m:#n", **TOKENS, needs=(True, True)),
+}
 
 SQUARES = "256,256 1024,1024 32,512,896 4096,4096 8192,8192"
 BLOCKS = "4,64,256 4,512,896 32,512,896 8,1024,2048 16,2048,4864"

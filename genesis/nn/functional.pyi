@@ -55,6 +55,7 @@ __all__ = [
     "leaky_relu_",
     "linear",
     "linear_cross_entropy",
+    "linear_token_log_probs",
     "log_softmax",
     "logsigmoid",
     "margin_ranking_loss",
@@ -406,6 +407,18 @@ def linear_cross_entropy(
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits input·linear_weightᵀ + linear_bias."""
+
+def linear_token_log_probs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    shift: int = 0,
+) -> Tensor:
+    """Return the log-probability of each target under softmax(input·linear_weightᵀ / temperature), without
+    logits."""
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DTypeLike = None) -> Tensor:
     """x - log Σ e^x over `dim`, after a cast to `dtype`. By default `dim` is 0 or 1, as in torch."""

@@ -269,6 +269,45 @@ def _chunked(
     return results[0] if isinstance(results, tuple) else results  # type: ignore[no-any-return]
 
 
+@layer_function
+def linear_token_log_probs(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    ignore_index: int = IGNORE,
+    shift: int = 0,
+) -> Tensor:
+    """Return the log-probability of each target under softmax(input·linear_weightᵀ / temperature), without logits.
+
+    The result has target's shape, in float32 (float64 for float64 inputs); it is 0 where there is no target. With a
+    frozen head forward computes the gradient of the input, too. Otherwise backward computes the logits again.
+
+    Args:
+        input: hidden states `[…, H]`.
+        linear_weight: output head `[V, H]`.
+        target: integer labels `[…]`.
+        temperature: number above 0 by which the logits are divided.
+        ignore_index, shift: as for `linear_cross_entropy`.
+
+    Raises:
+        UsageError: the temperature is not above 0. ShapeError, DTypeError: the arguments do not match.
+    """
+    name = "linear_token_log_probs"
+    for x in (input, linear_weight):
+        _check_tensors(name, x, target)
+    if target.shape != input.shape[:-1] or shift < 0:
+        raise ShapeError(f"{name}: input {input.shape}, target {target.shape} and shift {shift} do not match")
+    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    is_frozen = is_grad_enabled() and input.requires_grad and not linear_weight.requires_grad
+    attrs: dict[str, Any] = {"temperature": float(temperature), "ignore_index": ignore_index, "shift": shift}
+    rows = input.reshape(-1, input.shape[-1])
+    results = apply(loss_ops.linear_token_log_probs, rows, linear_weight, labels, **attrs, with_dx=is_frozen)
+    found: Tensor = results[0] if isinstance(results, tuple) else results
+    return found.reshape(target.shape)
+
+
 # --- Losses of values -------------------------------------------------------------------------------------------------
 
 

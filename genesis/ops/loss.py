@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from genesis.array import Array, Spec
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
-from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Context, Grads, gradient_like, op, registry
 from genesis.ops.blocks import each_block, upcast
 from genesis.ops.elementwise import add, arange, cast, eq, exp, mul, ne, sub, where
@@ -146,6 +147,15 @@ def cross_entropy_backward(
         each_block(block, logits.shape[0], logits.shape[1])
 
 
+def _check_head(name: str, x: Array, weight: Array, labels: Array) -> None:
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ShapeError(f"{name} takes x [N, H] and weight [V, H], got {x.shape} and {weight.shape}")
+    if not x.dtype.is_floating_point or weight.dtype is not x.dtype:
+        raise DTypeError(f"{name} takes one float type, got {x.dtype} and {weight.dtype}")
+    is_batch = labels.ndim == 2 and labels.size == x.shape[0]
+    _check_labels(name, labels, labels.shape if is_batch else x.shape[:1])
+
+
 def _linear_infer(
     x: Array,
     weight: Array,
@@ -158,14 +168,7 @@ def _linear_infer(
     mean: bool = False,
     shift: int = 0,
 ) -> tuple[Spec, ...]:
-    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
-        raise ShapeError(f"linear_cross_entropy takes x [N, H] and weight [V, H], got {x.shape} and {weight.shape}")
-    if not x.dtype.is_floating_point or weight.dtype is not x.dtype:
-        raise DTypeError(f"linear_cross_entropy takes one float type, got {x.dtype} and {weight.dtype}")
-    if labels.ndim == 2 and labels.size == x.shape[0]:
-        _check_labels("linear_cross_entropy", labels, labels.shape)
-    else:
-        _check_labels("linear_cross_entropy", labels, x.shape[:1])
+    _check_head("linear_cross_entropy", x, weight, labels)
     if isinstance(divisor, Array) and divisor.ndim:
         raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape} but must be one number")
     grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype))
@@ -229,21 +232,45 @@ def linear_cross_entropy(
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     loss, dx, dw = (*results, None, None)[:3]
-    vocabulary, acc = weight.shape[0], np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
     labels = _shifted(labels, shift, ignore_index)
-    # Rows with a label, and the divisor.
+    count = np.count_nonzero(labels != ignore_index)
+    share = np.asarray(count if divisor is None and mean else 1 if divisor is None else divisor, _wide(x))
+    chunks = _head_chunks("linear_cross_entropy", x, weight, labels, ignore_index, dx, dw, share)
+    total = sum((float(losses.sum()) for _, losses in chunks), 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):  # the mean of no rows is NaN
+        loss[...] = np.float64(total) / np.float64(share)
+
+
+def _wide(x: np.ndarray) -> np.dtype[Any]:
+    """Return the dtype of sums over x."""
+    return np.dtype(np.float64) if x.dtype == np.float64 else np.dtype(np.float32)
+
+
+def _head_chunks(
+    name: str,
+    x: np.ndarray,
+    weight: np.ndarray,
+    labels: np.ndarray,
+    ignore_index: int,
+    dx: np.ndarray | None,
+    dw: np.ndarray | None,
+    divisors: np.ndarray,
+    temperature: float = 1.0,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield for each chunk of the rows with a label their indices and losses, and fill dx and dw where given.
+
+    Args:
+        divisors: what the gradients are divided by, `[]` or `[N]`.
+    """
+    vocabulary, acc = weight.shape[0], _wide(x)
     kept = np.flatnonzero(labels != ignore_index)
-    _check_range("linear_cross_entropy", labels, labels != ignore_index, vocabulary)
-    share = acc.type(kept.size if divisor is None and mean else 1 if divisor is None else divisor)
-    if with_grads:
-        assert dx is not None
+    _check_range(name, labels, labels != ignore_index, vocabulary)
+    if dx is not None:
         dx.fill(0)
-        if dw is not None and not kept.size:
-            dw.fill(0)
-    # For each chunk: logits, losses, and the gradients of x and of the weight.
+    if dw is not None and not kept.size:
+        dw.fill(0)
     rows = chunk_rows(vocabulary, acc.itemsize)
     w = upcast(weight)
-    total = 0.0
     sum_dw = dw if dw is None or dw.dtype == acc else np.zeros(dw.shape, acc)
     more = w.shape if sum_dw is not None and kept.size > rows else (0,)
     with scratch((min(rows, kept.size), vocabulary), acc) as buffer, scratch(more, acc) as chunk_dw:
@@ -251,21 +278,18 @@ def linear_cross_entropy(
             chosen = kept[first : first + rows]
             xc = upcast(x if chosen.size == x.shape[0] else x[chosen])
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
-            losses, sums = _loss_rows(logits, labels[chosen], with_grads)
-            total += losses
-            if dx is None:
-                continue
-            # scales the narrow operands by 1 / (Σ e^x · divisor) rather than the logits
-            sums *= share
-            dx[chosen] = np.matmul(logits, w) / sums
-            if sum_dw is None:
-                continue
-            if first == 0:
+            if temperature != 1:
+                logits /= acc.type(temperature)
+            losses, sums = _loss_rows(logits, labels[chosen], dx is not None or dw is not None)
+            # Scale the narrow operands by 1 / (Σ e^x · divisor) rather than the logits.
+            sums *= divisors[chosen, None] if divisors.ndim else divisors
+            if dx is not None:
+                dx[chosen] = np.matmul(logits, w) / sums
+            if sum_dw is not None and first == 0:
                 np.matmul(logits.T, xc / sums, out=sum_dw)
-            else:
+            elif sum_dw is not None:
                 sum_dw += np.matmul(logits.T, xc / sums, out=chunk_dw)
-    with np.errstate(invalid="ignore", divide="ignore"):  # the mean of no rows is NaN
-        loss[...] = np.float64(total) / np.float64(share)
+            yield chosen, losses
     if dw is not None and dw is not sum_dw:
         dw[...] = sum_dw
 
@@ -284,8 +308,8 @@ def _shifted(labels: np.ndarray, shift: int, ignore_index: int) -> np.ndarray:
     return shifted.reshape(-1)
 
 
-def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tuple[float, np.ndarray]:
-    """Return the summed loss of some rows and sums `[rows, 1]`; `logits` becomes its gradient times `sums`."""
+def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses of some rows and sums `[rows, 1]`; `logits` becomes its gradient times `sums`."""
     losses = np.empty(labels.shape, np.float64)
     sums = np.empty((labels.shape[0], 1), logits.dtype)
 
@@ -302,4 +326,107 @@ def _loss_rows(logits: np.ndarray, labels: np.ndarray, with_grads: bool) -> tupl
             part[index, labels[start:stop]] -= total[:, 0]
 
     each_block(block, *logits.shape)
-    return float(losses.sum()), sums
+    return losses, sums
+
+
+# --- Log-probabilities of labels --------------------------------------------------------------------------------------
+
+
+def _log_probs_infer(
+    x: Array, weight: Array, labels: Array, *, ignore_index: int, shift: int, temperature: float, with_dx: bool
+) -> tuple[Spec, ...]:
+    _check_head("linear_token_log_probs", x, weight, labels)
+    if not temperature > 0:
+        raise UsageError(f"linear_token_log_probs: the temperature is {temperature}", next="pass a positive number")
+    return Spec(x.shape[:1], _sum_type(x).dtype), *([Spec(x.shape, x.dtype)] * with_dx)
+
+
+def _log_probs_vjp(ctx: Context, g: Array, *_: None) -> Grads:
+    """Scale the stored gradients of a frozen head; otherwise compute the logits again."""
+    attrs = {name: ctx.attrs[name] for name in ("ignore_index", "shift", "temperature")}
+    if ctx.attrs["with_dx"]:
+        dx = ctx.outputs[1]
+        assert dx is not None and not ctx.needs[1], "linear_token_log_probs was recorded for a frozen head"
+        return cast(mul(dx, reshaped(g, (g.shape[0], 1))), dtype=dx.dtype), None, None
+    needs = ctx.needs[:2]
+    found = linear_token_log_probs_backward(g, *ctx.inputs, **attrs, needs=needs)
+    grads = iter(found if isinstance(found, tuple) else (found,))
+    return *(next(grads) if each else None for each in needs), None
+
+
+@op(
+    "linear_token_log_probs",
+    _log_probs_infer,
+    vjp=_log_probs_vjp,
+    saves=lambda needs: (0, 1, 2) if needs[1] else ("out1",),
+    auxiliary=(1,),
+    flops=lambda i, o, a: 2 * i[0].size * i[1].shape[0] * len(o) + 4 * i[0].shape[0] * i[1].shape[0],
+    autocast="low_precision",
+    autocast_inputs=2,
+)
+def linear_token_log_probs(
+    out: np.ndarray | tuple[np.ndarray, ...],
+    x: np.ndarray,
+    weight: np.ndarray,
+    labels: np.ndarray,
+    *,
+    ignore_index: int,
+    shift: int,
+    temperature: float,
+    with_dx: bool,
+) -> None:
+    """Log-probability of each row's label under softmax(x·weightᵀ / temperature), 0 where it is `ignore_index`.
+
+    Args:
+        x: `[N, H]` hidden states.
+        weight: `[V, H]`, the head.
+        labels: integers `[N]`, or `[B, T]` with N = B·T.
+        shift: row t has the label t + `shift`, and the last `shift` rows none.
+        with_dx: also return the gradient of each row's log-probability with respect to x, for a frozen head.
+    """
+    results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
+    found, dx = (*results, None)[:2]
+    found.fill(0)
+    labels = _shifted(labels, shift, ignore_index)
+    chunks = (x, weight, labels, ignore_index, dx, None, np.asarray(-temperature, _wide(x)), temperature)
+    for chosen, losses in _head_chunks("linear_token_log_probs", *chunks):
+        found[chosen] = -losses
+
+
+def _log_probs_backward_infer(
+    g: Array, x: Array, weight: Array, labels: Array, *, needs: tuple[bool, bool], **attrs: Any
+) -> Spec | tuple[Spec, ...]:
+    _check_head("linear_token_log_probs_backward", x, weight, labels)
+    if g.shape != x.shape[:1]:
+        raise ShapeError(f"linear_token_log_probs_backward: g has shape {g.shape}, expected {x.shape[:1]}")
+    specs = [Spec(each.shape, each.dtype) for each, need in zip((x, weight), needs, strict=True) if need]
+    return tuple(specs) if len(specs) > 1 else specs[0]
+
+
+@op(
+    "linear_token_log_probs_backward",
+    _log_probs_backward_infer,
+    flops=lambda i, o, a: 2 * i[1].size * i[2].shape[0] * (1 + len(o)) + 4 * i[1].shape[0] * i[2].shape[0],
+)
+def linear_token_log_probs_backward(
+    out: np.ndarray | tuple[np.ndarray, ...],
+    g: np.ndarray,
+    x: np.ndarray,
+    weight: np.ndarray,
+    labels: np.ndarray,
+    *,
+    ignore_index: int,
+    shift: int,
+    temperature: float,
+    needs: tuple[bool, bool],
+) -> None:
+    """dlogits = g·(onehot - p) / temperature, dx = dlogits·weight, dweight = dlogitsᵀ·x, as far as needed."""
+    results = iter(out if isinstance(out, tuple) else (out,))
+    dx, dw = (next(results) if each else None for each in needs)
+    labels = _shifted(labels, shift, ignore_index)
+    with np.errstate(divide="ignore"):  # a gradient of 0
+        divisors = -_wide(x).type(temperature) / g.astype(_wide(x))
+    for _ in _head_chunks(
+        "linear_token_log_probs_backward", x, weight, labels, ignore_index, dx, dw, divisors, temperature
+    ):
+        pass

@@ -26,7 +26,11 @@ from genesis.nn import Parameter
 from genesis.nn import functional as F
 from genesis.op import registry
 from genesis.optim.flat import FlatBuffers
-from tests.ops.samples.fused import linear_cross_entropy_oracle
+from tests.ops.samples.losses import (
+    linear_cross_entropy_oracle,
+    token_log_probs_backward_oracle,
+    token_log_probs_oracle,
+)
 
 CUDA = Device("cuda", 0)
 HALF_UNIT = {bfloat16: 2.0**-9, float16: 2.0**-12}  # relative
@@ -390,3 +394,36 @@ def test_only_rows_that_occur_are_written() -> None:
     registry["embedding_add_"](target, on_device(g), on_device(ids))
     np.add.at(total, ids, g)
     np.testing.assert_array_equal(target.numpy(), total)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "needs"), [(bfloat16, (True, True)), (bfloat16, (False, True)), (float32, (True, True))]
+)
+def test_log_probabilities_of_labels_and_their_weighted_gradients(
+    dtype: DType, needs: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several chunks, with rows that overflow, weights of 0 and below, and a temperature."""
+    monkeypatch.setattr(loss, "WORKSPACE", 1)
+    monkeypatch.setattr(head, "MIN_ROWS", 128)
+    rng = np.random.default_rng(5)
+    x = on_device(rng.standard_normal((260, 32)) * np.where(np.arange(260) % 3, 1, 30)[:, None], dtype)
+    weight = on_device(rng.standard_normal((301, 32)) / 2, dtype)
+    labels = rng.integers(0, 301, (2, 130))
+    labels[:, ::7] = -100
+    g = rng.standard_normal(260).astype(np.float32)
+    g[::4] = 0
+    attrs: dict[str, Any] = {"ignore_index": -100, "shift": 1, "temperature": 0.7}
+    wide_x, wide_weight = (a.numpy().astype(np.float64) for a in (x, weight))
+    tolerance = 1e-5 if dtype is float32 else 5 * HALF_UNIT[bfloat16]
+
+    found, dx = registry["linear_token_log_probs"](x, weight, on_device(labels), **attrs, with_dx=True)
+    expected, units = token_log_probs_oracle(wide_x, wide_weight, labels, **attrs, with_dx=True)
+    assert distance(found, expected) < 1e-5
+    assert distance(dx, units) < tolerance
+
+    grads = registry["linear_token_log_probs_backward"](
+        on_device(g), x, weight, on_device(labels), **attrs, needs=needs
+    )
+    oracle = token_log_probs_backward_oracle(g.astype(np.float64), wide_x, wide_weight, labels, **attrs, needs=needs)
+    for ours, theirs in zip(*(each if all(needs) else (each,) for each in (grads, oracle)), strict=True):
+        assert distance(ours, theirs) < tolerance

@@ -10,7 +10,7 @@ from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, float32, int64
 from genesis.kernels.loss import loss as kernels
 from genesis.ops.loss import cross_entropy, linear_cross_entropy
-from tests.ops.samples.fused import cross_entropy_oracle
+from tests.ops.samples.losses import cross_entropy_oracle
 
 CUDA = Device("cuda", 0)
 

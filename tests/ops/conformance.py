@@ -290,6 +290,7 @@ STATISTICS = {
     "dora_factors": {1},
     "low_rank_backward": {3},  # of two pairs with factors
     "cross_entropy": {0, 1},
+    "linear_token_log_probs": {0},
     "linear_cross_entropy": {0},
 }
 

@@ -18,8 +18,8 @@ MEASURING = (
 )  # fmt: skip
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "measuring": (4_950, MEASURING),
-    "kernels": (14_890, ("genesis/kernels/",)),
+    "measuring": (4_960, MEASURING),
+    "kernels": (14_950, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_540, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_430, ("genesis/optim/",)),
@@ -27,7 +27,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
     "compiler": (2_390, ("genesis/compiler/",)),
-    "core and nn": (26_110, ("genesis/",)),
+    "core and nn": (26_230, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_340, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (85_000, ("tests/",)),
+    "tests": (85_160, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -1,7 +1,9 @@
 """The language model head in bfloat16: x·weightᵀ with an epilogue that stores exponentials instead of logits.
 
-Reference: `genesis/ops/loss.py`: linear_cross_entropy. `loss.py` has the op, which launches these kernels chunk by
-chunk.
+Reference: `genesis/ops/loss.py`: linear_cross_entropy, linear_token_log_probs and its backward. `loss.py` has the ops,
+which launch these kernels chunk by chunk.
+
+A temperature divides the logits: x below is a logit over it, and `scale` is log2(e) over it.
 
 Each row has a reference c that is computed before the GEMM: the logit of its label, a separate dot product in float32.
 The epilogue stores e^(x - c) in bfloat16. This is accurate to half an ulp at any scale, since bfloat16 has the
@@ -41,7 +43,7 @@ from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
 from genesis.kernels.index.segment import report_fault
 
-LOG2_E = tl.constexpr(1.4426950408889634)
+LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 # The most powers of 2 by which a logit may differ from its row's reference. S over 2^24 classes is then below 2^104.
 # float32 and bfloat16 reach 2^127, so 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
@@ -85,7 +87,7 @@ def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "line", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
 def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w, p_labels, p_fault, rows, line, width,
-                      sx, sw, length, shift, step_row, step, ignore, classes, site, BM: tl.constexpr,
+                      sx, sw, length, shift, step_row, step, ignore, classes, site, scale, BM: tl.constexpr,
                       WIDTH: tl.constexpr):  # fmt: skip
     """Store for each row its label (-1 if it is not valid), the label's logit, and the reference in powers of 2.
 
@@ -96,7 +98,7 @@ def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w
     logit = row_dot(p_x + i_row * sx, p_w + tl.where(valid, label, 0) * sw, width, WIDTH)
     tl.store(p_row_labels + i_row, tl.where(valid, label, -1).to(tl.int32))
     tl.store(p_logits + i_row, logit)
-    tl.store(p_references + i_row, tl.where(valid, logit * LOG2_E, float("inf")))
+    tl.store(p_references + i_row, tl.where(valid, logit * scale, float("inf")))
     p_overflow += i_row // rows * line
     tl.store(p_overflow, 0)
     tl.store(p_overflow + 1 + i_row % rows // BM, 0)
@@ -128,14 +130,14 @@ def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES:
 
 
 @triton.jit
-def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN: tl.constexpr,
+def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN: tl.constexpr,
                  BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given."""
     o_m = i_m * BM + tl.arange(0, BM)  # [BM]
     reference = tl.load(p_references + o_m, mask=o_m < m, other=0)  # [BM]
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
-    b_e = tl.exp2(b_x * LOG2_E - reference[:, None])  # [BM, BN]
+    b_e = tl.exp2(b_x * scale - reference[:, None])  # [BM, BN]
     o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
     tl.store(p_maxima + o_s, tl.max(b_x, 1), mask=o_m < m)
     tl.store(p_sums + o_s, tl.sum(b_e, 1), mask=o_m < m)
@@ -144,7 +146,7 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m,
 
 
 @triton.jit(do_not_specialize=["m", "n", "k"])
-def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, m, n, k, DOT: tl.constexpr,
+def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, m, n, k, scale, DOT: tl.constexpr,
                        EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                        BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
@@ -164,7 +166,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
                 b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
-                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
+                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN, BM, BN,
+                             PIECES)  # fmt: skip
     else:
         # The epilogue has its own tile counter. With a shared one, loads of the next tile would wait for this store.
         i_stored = start - programs
@@ -173,7 +176,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
             i_stored += programs
             _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
-            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, EVEN, BM, BN, PIECES)
+            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN, BM, BN,
+                         PIECES)  # fmt: skip
 
 
 # --- Loss and gradients -----------------------------------------------------------------------------------------------
@@ -213,10 +217,11 @@ def scale_row(p_y, p_x, factor, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "classes"])
 def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels, p_overflow, p_maxima, p_sums, p_e,
-                       p_x, p_y, tiles, classes, width, se, sx, sy, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
-                       BN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """Store the loss of a row and flag the row if it overflowed. If `p_e` is given, also store 1 / S, the label's
-    element of E, and x / S in `p_y`, for the gradients. With RECOMPUTE skip rows of blocks that are not flagged.
+                       p_x, p_y, p_g, tiles, classes, width, se, sx, sy, sg, scale, RECOMPUTE: tl.constexpr,
+                       BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """Store the loss of a row and flag the row if it overflowed. If `p_e` is given, also store g / S, the label's
+    element of E, and x·g / S in `p_y`, for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that
+    are not flagged.
     """
     i_row = tl.program_id(0).to(tl.int64)
     p_flag = p_overflow + 1 + i_row // BM
@@ -232,17 +237,20 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
     # Results of an overflowed row are wrong until the row is recomputed.
     infinite = tl.abs(maximum) == float("inf")  # the plain reference gives NaN
-    overflow = valid & (tl.abs(maximum * LOG2_E - reference) > LIMIT) & (infinite == 0)
-    tl.store(p_references + i_row, maximum * LOG2_E, mask=overflow)
+    overflow = valid & (tl.abs(maximum * scale - reference) > LIMIT) & (infinite == 0)
+    tl.store(p_references + i_row, maximum * scale, mask=overflow)
     tl.store(p_overflow, 1, mask=overflow)
     tl.store(p_flag, 1, mask=overflow)
 
     # Compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed.
-    exponent = (tl.load(p_logits + i_row) * LOG2_E - reference) * LN_2
+    exponent = (tl.load(p_logits + i_row) * scale - reference) * LN_2
     loss = tl.where(infinite, float("nan"), tl.log(total) - exponent)
     tl.store(p_losses + i_row, tl.where(valid, loss, 0.0))
     if p_e is not None:
-        factor = tl.where(valid, tl.where(infinite, float("nan"), 1 / total), 0.0)
+        factor = tl.where(infinite, float("nan"), 1 / total)
+        if p_g is not None:
+            factor *= converted(tl.load(p_g + i_row * sg), tl.float32)
+        factor = tl.where(valid, factor, 0.0)
         tl.store(p_factors + i_row, factor)
         scale_row(p_y + i_row * sy, p_x + i_row * sx, factor, width, WIDTH)
         p_e += i_row * se
@@ -266,12 +274,20 @@ def chunk_rows(tokens: int, row: int, workspace: int) -> int:
 
 
 class Labels(NamedTuple):
-    """Labels in the form that kernels expect."""
+    """Labels in the form that kernels expect, and what is done with them."""
 
     array: Array  # `[N]` or `[B, T]`
     shift: int  # row t of T has the label t + shift
     ignore: int  # the label of rows to ignore
     classes: int  # number of classes
+    op: str = "linear_cross_entropy"
+    temperature: float = 1.0  # by which the logits are divided
+    weights: Array | None = None  # `[N]` factors of the rows' gradients
+
+    @property
+    def site(self) -> int:
+        """The number of the op and its labels in reports of faults."""
+        return faults.site(self.op, 1 if self.weights is None else 3, self.classes)
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -307,7 +323,7 @@ class Head:
 
     Attributes:
         losses: losses of all chunks, `[tokens]` float32.
-        factors: 1 / S, `[tokens]` float32.
+        factors: g / S, `[tokens]` float32; g is the weight of a row's gradient.
         references: references in powers of 2, `[tokens]` float32.
         logits: logits of the labels, `[tokens]` float32.
         row_labels: labels, or -1 for a label that is not valid, `[tokens]` int32.
@@ -322,6 +338,7 @@ class Head:
         self.properties = backend_of(x.device).driver.properties
         self.tile = fitted(tile_of(rows), x.dtype.itemsize, self.properties.shared_memory)
         self.tiles = triton.cdiv(weight.shape[0], self.tile.bn)
+        self.scale = LOG2_E / labels.temperature
         tokens, device = x.shape[0], x.device
         self.losses, self.factors, self.references, self.logits = (empty((tokens,), float32, device) for _ in range(4))
         self.row_labels = empty((tokens,), int32, device)
@@ -333,12 +350,12 @@ class Head:
 
     def begin(self) -> None:
         """Compute the references of all rows."""
-        x, w, classes = self.x, self.weight, self.labels.classes
+        x, w = self.x, self.weight
         launch(
             references_kernel, x.shape[0], self.row_labels, self.logits, self.references, self.overflow, x, w,
             self.labels.array, faults.flag(x.device), self.rows, self.overflow.shape[1], w.shape[1], x.strides[0],
-            w.strides[0], *self.labels.values, faults.site("linear_cross_entropy", 1, classes), BM=self.tile.bm,
-            WIDTH=self._width, num_warps=4,
+            w.strides[0], *self.labels.values, self.labels.site, self.scale, BM=self.tile.bm, WIDTH=self._width,
+            num_warps=4,
         )  # fmt: skip
 
     def forward(self, first: int, count: int, y: Array | None) -> None:
@@ -358,21 +375,23 @@ class Head:
             lm_head_exp_kernel, min(programs, triton.cdiv(count, t.bm) * self.tiles),
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
             self.maxima, self.sums, row_slice(self.references, first, count),
-            row_slice(self.overflow, first // self.rows, 1), count, classes, width, DOT=TRITON[dot.name],
+            row_slice(self.overflow, first // self.rows, 1), count, classes, width, self.scale, DOT=TRITON[dot.name],
             EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group,
             PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
 
     def _finish(self, first: int, count: int, y: Array | None, recompute: bool) -> None:
-        memory, x = self.memory, row_slice(self.x, first, count)
+        memory, x, g = self.memory, row_slice(self.x, first, count), self.labels.weights
+        g = None if g is None else row_slice(g, first, count)
         of_rows = (
             row_slice(a, first, count)
             for a in (self.losses, self.factors, self.references, self.logits, self.row_labels)
         )
         launch(
             finish_rows_kernel, count, *of_rows, row_slice(self.overflow, first // self.rows, 1), self.maxima,
-            self.sums, memory, x, y, self.tiles, self.labels.classes, x.shape[1],
+            self.sums, memory, x, y, g, self.tiles, self.labels.classes, x.shape[1],
             0 if memory is None else memory.strides[0], x.strides[0], 0 if y is None else y.strides[0],
+            0 if g is None else g.strides[0], self.scale,
             RECOMPUTE=recompute, BM=self.tile.bm, BN=self.tile.bn,
             BLOCK=min(ROW_TILES, triton.next_power_of_2(self.tiles)), WIDTH=self._width, num_warps=4,
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Cross-entropy: from logits in one pass over them, and from hidden states in chunks of tokens.
 
-Reference: `genesis/ops/loss.py`: cross_entropy, cross_entropy_backward, linear_cross_entropy.
+Reference: `genesis/ops/loss.py`.
 
 One program reads a row of logits once, with a running maximum and one running sum per element of its tile (online
 softmax). The fast exponential is exact enough, because its argument x - max is at most 0 and exact to half an ulp: the
@@ -174,10 +174,11 @@ def cross_entropy_backward(
 
 
 @triton.jit(do_not_specialize=["first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
-def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, length, shift, step_row, step, ignore,
-                               classes, site, sd, GRADS: tl.constexpr, WORK: tl.constexpr,
+def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, p_g, first, length, shift, step_row, step, ignore,
+                               classes, site, sd, sg, GRADS: tl.constexpr, WORK: tl.constexpr,
                                BLOCK: tl.constexpr):  # fmt: skip
-    """Store the losses of rows of logits. With GRADS overwrite the logits with their gradients in the type of `p_d`.
+    """Store the losses of rows of logits. With GRADS overwrite the logits with their gradients in the type of `p_d`,
+    times g if `p_g` is given.
 
     A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
     orders all loads before all stores.
@@ -199,7 +200,14 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, first, lengt
             x = tl.load(p_row + i, mask=m, other=0)  # [BLOCK]
             tl.debug_barrier()
             d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)  # [BLOCK]
+            if p_g is not None:
+                d *= converted(tl.load(p_g + i_row * sg), WORK)
             tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
+
+
+@triton.jit
+def negated(x):
+    return -x
 
 
 @triton.jit
@@ -255,15 +263,19 @@ def linear_cross_entropy(
     losses = loss
     if tokens == 0 or weight.size == 0:
         tokens = 0
-        for result in (dx, dw):
-            if result is not None:
-                clear(result)
+        _clear(dx, dw)
     else:
-        losses = (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, shifted, scale)
+        losses = _losses(dx, dw, x, weight, shifted, scale)
     launch(
         sum_losses_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
         num_warps=8,
     )  # fmt: skip
+
+
+def _clear(*results: Array | None) -> None:
+    for result in results:
+        if result is not None:
+            clear(result)
 
 
 def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array) -> tuple[Array | None, Array | float]:
@@ -279,50 +291,88 @@ def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array
     return row_slice(pair, 0, 1), row_slice(pair, 1, 1)
 
 
+@cuda_impl("linear_token_log_probs")
+def linear_token_log_probs(
+    out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, *, ignore_index: int, shift: int,
+    temperature: float, with_dx: bool,
+) -> None:  # fmt: skip
+    found, dx = out if isinstance(out, tuple) else (out, None)
+    rows = Labels(labels, shift, ignore_index, weight.shape[0], "linear_token_log_probs", temperature)
+    if x.shape[0] == 0 or weight.size == 0:
+        _clear(found, dx)
+        return
+    elementwise(negated, found, _losses(dx, None, x, weight, rows, -1 / temperature), work=found.dtype)
+
+
+@cuda_impl("linear_token_log_probs_backward")
+def linear_token_log_probs_backward(
+    out: Array | tuple[Array, ...], g: Array, x: Array, weight: Array, labels: Array, *, ignore_index: int, shift: int,
+    temperature: float, needs: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """Compute the logits again, because their gradients depend on g and no logits are kept."""
+    results = iter(out if isinstance(out, tuple) else (out,))
+    dx, dw = (next(results) if each else None for each in needs)
+    name = "linear_token_log_probs_backward"
+    rows = Labels(labels, shift, ignore_index, weight.shape[0], name, temperature, g)
+    if x.shape[0] == 0 or weight.size == 0:
+        _clear(dx, dw)
+    else:
+        _losses(dx, dw, x, weight, rows, -1 / temperature)
+
+
+def _losses(dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float) -> Array:
+    """Return the losses `[N]`, and store dx and dw, times `scale`, where given."""
+    return (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, labels, scale)
+
+
 def _with_head(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Return the losses for bfloat16 on a device with TMA (`lm_head.py`). Also store dx and dw, times `scale`."""
-    tokens = x.shape[0]
-    row = weight.shape[0] * x.dtype.itemsize if dx is not None else weight.shape[0] // 16
+    """Compute them for bfloat16 on a device with TMA (`lm_head.py`)."""
+    tokens, with_grads = x.shape[0], dx is not None or dw is not None
+    row = weight.shape[0] * x.dtype.itemsize if with_grads else weight.shape[0] // 16
     rows = chunk_rows(tokens, row, WORKSPACE)
-    head = Head(x, weight, labels, rows, dx is not None)
+    head = Head(x, weight, labels, rows, with_grads)
     head.begin()
+    needs_dx = dx is not None
+    if dx is None and dw is not None:
+        dx = empty(x.shape, x.dtype, x.device)
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         if dx is None:
             head.forward(first, count, None)
             continue
-        dxc = row_slice(dx, first, count)  # holds x / S until dw is computed
+        dxc = row_slice(dx, first, count)  # holds x·g / S until dw is computed
         head.forward(first, count, dxc)
         grads = head.gradients(count)
         if dw is not None:
             matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale)
-        matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
+        if needs_dx:
+            matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
     return head.losses
 
 
 def _with_logits(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Return the losses for any type and layout, and store dx and dw. Gradients overwrite the logits."""
+    """Compute them for any type and layout. Gradients overwrite the logits."""
     tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
     rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
     losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)
     ratio = work.itemsize // x.dtype.itemsize
     narrow = dw is not None and dw.dtype is not work and rows < tokens
     sum_dw = empty(dw.shape, work, device) if dw is not None and narrow else dw
-    block = _block(classes, work, ROW_BLOCK)
+    block, g = _block(classes, work, ROW_BLOCK), labels.weights
     # Compute the logits, losses and gradients of one chunk at a time.
     for first in range(0, tokens, rows):
         count = min(rows, tokens - first)
         xc, logits = row_slice(x, first, count), row_slice(memory, 0, count)
-        matmul_into(logits, xc, transposed(weight))
+        matmul_into(logits, xc, transposed(weight), alpha=1 / labels.temperature)
         grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
         launch(
-            chunk_cross_entropy_kernel, count, losses, grads, logits, labels.array, faults.flag(device), first,
-            *labels.values, faults.site("linear_cross_entropy", 1, classes), ratio * classes, GRADS=dx is not None,
-            WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
+            chunk_cross_entropy_kernel, count, losses, grads, logits, labels.array, faults.flag(device), g, first,
+            *labels.values, labels.site, ratio * classes, 0 if g is None else g.strides[0],
+            GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         if dx is not None:
             matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
