@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS, MOST_STEPS = 5, 1000  # default and maximum
 OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
-STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass."
+STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass, or choice (of tiles)."
 ARCH = "The GPU to show code for.  [default: this GPU; otherwise sm_90]"
 RUN = "A training run: a YAML file, or a recipe's name."
 SHAPE = "What the inputs are made from.  [default: the op's typical ones]"
@@ -126,7 +126,10 @@ def show_code(asked: SimpleNamespace) -> None:
     target = target_named(asked.arch, resolve_device(asked.device))
     case = measured.dtype_of(asked.dtype), *_shapes_and_axes(asked)
     found = list(code_of(asked.op, asked.stage, target, *case, asked.backward))
-    print("\n".join(found or [f"{asked.op} launches no kernel: it sets or copies memory, or only describes it anew"]))
+    nothing = "launches no kernel: it sets or copies memory, or only describes it anew"
+    if asked.stage == "choice":
+        nothing = "chooses no tile of a matmul"
+    print("\n".join(found or [f"{asked.op} {nothing}"]))
 
 
 def _shapes_and_axes(asked: SimpleNamespace) -> tuple[list[Shape], list[Axes]]:

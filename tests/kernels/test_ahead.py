@@ -195,7 +195,7 @@ from genesis.backend.cuda.compile import compile_kernel
 from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.tiles import RESERVED, TABLE, fitted, shared_bytes
+from genesis.kernels.gemm.tiles import RESERVED, TILES, fitted, shared_bytes
 from tests.kernels.allocating import shared_memory
 from tests.kernels.assembling import collected
 from tests.kernels.collecting import collecting
@@ -205,7 +205,7 @@ for kind, dtype in ("half", bfloat16), ("tf32", float32):
     allow_tf32.set(kind == "tf32")
     for swapped in False, True:
         for out in {dtype, float32}:
-            rows = {row.tile._replace(group=8, split=1, transposed_copies=0, swapped=swapped) for row in TABLE[kind]}
+            rows = {tile._replace(swapped=swapped) for tile in TILES[kind]}
             for tile in {fitted(tile, dtype.itemsize, SHARED, True, out.itemsize) for tile in rows}:
                 room = (SHARED + RESERVED) // tile.ctas_per_sm - RESERVED
                 guess = shared_bytes(tile, dtype.itemsize, True, out.itemsize)

@@ -3,70 +3,116 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 from genesis.kernels.gemm.tiles import (
     MAX_SPLIT,
-    MIN_STEPS,
-    PROGRAMS_PER_SM,
-    TABLE,
+    TILES,
     GemmTile,
+    Problem,
     Schedule,
-    best_split,
     choose,
+    chosen,
     epilogue_slices,
     fitted,
-    persistent_schedule,
+    predicted,
+    ranked,
+    schedule_of,
     shared_bytes,
-    simt_schedule,
     unaligned_tile,
 )
 
 SIZES = (1, 3, 16, 64, 511, 896, 4096, 151936)
 HOPPER = 227 << 10  # bytes of shared memory of a block
 OTHERS = (227 << 10, 163 << 10, 99 << 10)  # sm_90 and sm_100, sm_80, sm_86 and sm_120
+ITEMS = {"half": 2, "fp8": 1, "fp8_long": 1, "pointers": 2}
 
 
-@pytest.mark.parametrize("kind", TABLE)
-def test_a_tuned_shape_gets_its_row(kind: str) -> None:
-    for row in TABLE[kind]:
-        item = 2 if kind in ("half", "pointers") else 4
-        got = choose(kind, row.layout, row.m, row.n, row.k, item, HOPPER)
-        assert got == fitted(row.tile, item, HOPPER), row
+def problem(kind: str, layout: str, m: int, n: int, k: int, matrices: int = 1, *, aligned: bool = True) -> Problem:
+    """A GEMM of dense operands, or of operands whose rows begin at multiples of 128 bytes."""
+    item = ITEMS.get(kind, 4)
+    pitches = (k if layout[0] == "n" else m) * item, (n if layout[1] == "n" else k) * item
+    return Problem(kind, layout, m, n, k, matrices, item, max(item, 2), (0, 0) if aligned else pitches)
 
 
-def test_rows_name_each_shape_once_with_sizes_that_kernels_take() -> None:
-    for kind, rows in TABLE.items():
-        names = [row[:4] for row in rows]
-        assert len(set(names)) == len(names), kind
-        for row in rows:
-            assert row.layout in ("nn", "nt", "tn", "tt")
-            for size in (row.tile.bm, row.tile.bn, row.tile.bk, row.tile.warps):
-                assert size > 0 and size & (size - 1) == 0, row
-            assert row.tile.bk >= 8 and row.tile.stages >= 2, row
+def time_of(p: Problem, tile: GemmTile, split: int = 1) -> float:
+    tiles = p.matrices * -(-p.m // tile.bm) * -(-p.n // tile.bn)
+    return predicted(p, tile, schedule_of(tiles, -(-p.k // tile.bk), 132 * tile.ctas_per_sm, split), 132)
 
 
-def test_the_nearest_row_counts_doublings_and_prefers_the_layout() -> None:
-    by_size = {(row.layout, row.m, row.n, row.k): row.tile._replace(split=0) for row in TABLE["half"]}
-    assert choose("half", "nn", 8100, 8300, 8000, 2, HOPPER) == by_size["nn", 8192, 8192, 8192]
-    assert choose("half", "nt", 8100, 8300, 8000, 2, HOPPER) == by_size["nt", 8192, 8192, 8192]
-    assert choose("half", "nt", 6000, 900, 900, 2, HOPPER) == by_size["nt", 8192, 896, 896]
-
-
-def test_a_tuned_split_is_for_its_own_shape() -> None:
-    assert choose("half", "tn", 9728, 896, 8192, 2, HOPPER).split == 16
-    assert choose("half", "tn", 9728, 896, 4096, 2, HOPPER).split == 0
-
-
+@pytest.mark.parametrize("kind", TILES)
 @pytest.mark.parametrize("shared", OTHERS)
-@pytest.mark.parametrize("kind", TABLE)
-def test_every_shape_gets_a_tile_that_fits(kind: str, shared: int) -> None:
-    item = 2 if kind in ("half", "pointers") else 4
-    for m, n, k in itertools.product(SIZES, repeat=3):
-        tile = choose(kind, "nt", m, n, k, item, shared)
-        assert shared_bytes(tile, item) <= shared
-        assert tile.stages >= 2 and tile.bk * item >= 32, tile
+def test_every_size_gets_a_tile_that_fits(kind: str, shared: int) -> None:
+    for (m, n, k), layout in itertools.product(itertools.combinations_with_replacement(SIZES, 3), ("nt", "nn")):
+        tile = choose(problem(kind, layout, m, n, k), 132, shared)
+        if kind not in ("float32", "pointers"):
+            assert shared_bytes(tile, ITEMS.get(kind, 4)) <= (shared + 1024) // tile.ctas_per_sm - 1024
+        for size in (tile.bm, tile.bn, tile.bk, tile.warps):
+            assert size > 0 and size & (size - 1) == 0, tile
+        assert 1 <= tile.split <= min(MAX_SPLIT, max(k // tile.bk, 1)), tile
+
+
+@pytest.mark.parametrize("kind", TILES)
+def test_extreme_sizes_have_a_choice(kind: str) -> None:
+    for m, n, k in ((1, 1, 0), (1 << 31, 8, 8), (8, 1 << 31, 64), (64, 64, 1 << 31), (1, 1, 1)):
+        found = ranked(problem(kind, "nt", m, n, k, 3), 132, HOPPER)
+        assert all(math.isfinite(each.us) and each.us > 0 for each in found), (kind, m, n, k)
+        assert choose(problem(kind, "nt", m, n, k, 3), 132, HOPPER) == found[0].tile
+
+
+def test_one_chain_has_no_split() -> None:
+    few = problem("half", "nt", 64, 64, 65536)
+    assert choose(few, 132, HOPPER).split > 4
+    for kind, layout in itertools.product(TILES, ("nn", "nt", "tn", "tt")):
+        found = ranked(problem(kind, layout, 512, 768, 40000, aligned=False), 132, HOPPER, one_chain=True)
+        assert {each.tile.split for each in found} == {each.schedule.split for each in found} == {1}
+
+
+def test_a_choice_does_not_depend_on_what_was_chosen_before() -> None:
+    p = problem("half", "tn", 1000, 2000, 3000, aligned=False)
+    first = choose(p, 132, HOPPER)
+    choose(problem("half", "tn", 2000, 1000, 3000), 132, HOPPER)
+    chosen.clear()
+    assert choose(p, 132, HOPPER) == first
+
+
+def test_more_work_takes_no_less_time() -> None:
+    for tile in TILES["half"]:
+        for size in (64, 500, 2048, 8192):
+            base = problem("half", "nt", size, size, size)
+            changes = {"m": 2 * size}, {"n": 2 * size}, {"k": 2 * size}, {"reads": True}, {"pitches": (16, 16)}
+            for more in (base._replace(**change) for change in changes):  # type: ignore[arg-type]
+                assert time_of(more, tile) >= time_of(base, tile), (tile, base, more)
+
+
+def test_large_matmuls_have_large_tiles_and_few_rows_narrow_ones() -> None:
+    assert choose(problem("half", "nn", 8192, 8192, 8192), 132, HOPPER)[:3] == (128, 256, 64)
+    assert min(choose(problem("half", "nt", 1, 4864, 896), 132, HOPPER)[:2]) == 16
+    assert choose(problem("half", "nt", 16, 4864, 896), 132, HOPPER).swapped
+    assert choose(problem("half", "nt", 512, 512, 512), 132, HOPPER).bm == 64
+    assert choose(problem("tf32", "nt", 4096, 4096, 4096), 132, HOPPER)[:3] == (128, 256, 32)
+
+
+def test_long_sums_of_few_tiles_are_split() -> None:
+    for kind in TILES:
+        assert choose(problem(kind, "nt", 128, 128, 32768), 132, HOPPER).split > 1, kind
+        assert choose(problem(kind, "nt", 128, 128, 64), 132, HOPPER).split == 1, kind
+
+
+def test_operands_are_copied_to_aligned_rows_where_that_is_profitable() -> None:
+    assert choose(problem("half", "nt", 8192, 8192, 8008, aligned=False), 132, HOPPER).copies
+    assert not choose(problem("half", "nt", 8192, 8192, 8192, aligned=False), 132, HOPPER).copies
+    assert not choose(problem("half", "nt", 512, 512, 504, aligned=False), 132, HOPPER).copies
+    for m in (1, 300, 5000):  # tensor cores read a wide operand B of float32 only K-major
+        found = ranked(problem("tf32", "nn", 5000 + m, 4000, 1000), 132, HOPPER)
+        assert all("b" in each.tile.copies or each.tile.swapped for each in found)
+
+
+def test_scales_keep_the_order_of_the_operands() -> None:
+    p = problem("half", "nt", 16, 4864, 896)._replace(is_swappable=False)
+    assert not any(each.tile.swapped for each in ranked(p, 132, HOPPER))
 
 
 def test_fitted_gives_up_stages_before_size() -> None:
@@ -81,9 +127,8 @@ def test_fitted_keeps_room_for_each_program_on_an_sm() -> None:
     assert fitted(tile, 2, HOPPER) == tile
     assert fitted(tile._replace(stages=4), 2, HOPPER) == tile._replace(stages=4, ctas_per_sm=1)
     assert fitted(tile, 2, 163 << 10) == tile._replace(ctas_per_sm=1)
-    for row in (row for kind in ("half", "tf32") for row in TABLE[kind]):
-        item = 2 if row in TABLE["half"] else 4
-        assert fitted(row.tile, item, HOPPER) == row.tile, row
+    for kind in ("half", "tf32", "fp8"):
+        assert all(fitted(tile, ITEMS.get(kind, 4), HOPPER) == tile for tile in TILES[kind])
 
 
 def test_the_epilogue_stores_slices_of_32_kibibytes() -> None:
@@ -94,49 +139,23 @@ def test_the_epilogue_stores_slices_of_32_kibibytes() -> None:
 
 
 def test_a_schedule_has_every_step_of_every_tile_once() -> None:
-    for tiles, steps, split in itertools.product(
-        (1, 7, 131, 132, 133, 304, 1056), (1, 2, 14, 128, 2374), (0, 1, 2, 5, 32)
+    for tiles, steps, split, is_persistent in itertools.product(
+        (1, 7, 131, 132, 133, 304, 1056), (0, 1, 2, 14, 128, 2374), (1, 2, 5, 32), (False, True)
     ):
-        c = persistent_schedule(tiles, steps, 132, split)
+        c = schedule_of(tiles, steps, 132, split, is_persistent)
         assert c.full + c.leftover == tiles
         assert c.full % 132 == 0 or c.split == 1
-        begins = range(0, c.split * c.steps_per_split, c.steps_per_split)
+        begins = range(0, c.split * c.steps_per_split, max(c.steps_per_split, 1))
         done = [i for begin in begins for i in range(begin, min(begin + c.steps_per_split, steps))]
         assert done == list(range(steps)), (tiles, steps, split, c)
-        assert (c.split - 1) * c.steps_per_split < steps, "an empty part"
+        assert (c.split - 1) * c.steps_per_split < max(steps, 1), "an empty part"
 
 
 def test_only_tiles_that_full_rounds_leave_over_are_split() -> None:
-    assert best_split(132, 128, 132) == best_split(264, 128, 132) == 1
-    assert best_split(7, 1, 132) == 1
-    assert persistent_schedule(133, 128, 132).full == 132 and persistent_schedule(133, 128, 132).split > 8
-    assert persistent_schedule(49, 128, 132).full == 0 and persistent_schedule(49, 128, 132).split > 1
-
-
-def test_splitting_is_profitable_by_its_own_count() -> None:
-    for tiles, steps in itertools.product(range(1, 400, 7), (4, 14, 128, 600)):
-        c = persistent_schedule(tiles, steps, 132)
-        rounds = -(-tiles // 132) * steps
-        split = c.full // 132 * steps + -(-c.leftover * c.split // 132) * c.steps_per_split
-        assert split <= rounds, (tiles, steps, c)
-
-
-def test_few_tiles_share_the_sms() -> None:
-    tile = GemmTile(64, 64, 16, 4, 3)
-    for tiles, steps, sm_count in itertools.product((1, 2, 112, 131, 263, 264, 5000), (0, 1, 31, 56, 2048), (1, 132)):
-        c = simt_schedule(tiles, steps, sm_count, tile)
-        assert c.full + c.leftover == tiles
-        if c.split == 1:
-            assert c == Schedule(tiles, 0, 1, steps)
-            assert tiles >= 2 * sm_count or steps < 2 * MIN_STEPS or PROGRAMS_PER_SM * sm_count < 2 * tiles
-        else:
-            assert tiles < 2 * sm_count
-            assert (c.split - 1) * c.steps_per_split < steps <= c.split * c.steps_per_split  # none is empty or missing
-            assert c.steps_per_split >= MIN_STEPS
-            assert c.split <= MAX_SPLIT and c.split * tiles <= PROGRAMS_PER_SM * sm_count
-    assert simt_schedule(112, 2048, 132, tile) == Schedule(0, 112, 4, 512)
-    assert simt_schedule(112, 2048, 132, tile._replace(split=1)) == Schedule(112, 0, 1, 2048)
-    assert simt_schedule(5000, 12, 132, tile._replace(split=5)) == Schedule(0, 5000, 4, 3)
+    assert schedule_of(132, 128, 132, 4) == Schedule(132, 0, 1, 128)
+    assert schedule_of(133, 128, 132, 8) == Schedule(132, 1, 8, 16)
+    assert schedule_of(49, 128, 132, 2) == Schedule(0, 49, 2, 64)
+    assert schedule_of(133, 128, 132, 8, is_persistent=False) == Schedule(0, 133, 8, 16)
 
 
 def test_unaligned_tiles_give_each_sm_one_and_are_split_beyond_that() -> None:

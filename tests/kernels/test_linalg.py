@@ -27,7 +27,7 @@ from genesis.kernels.gemm.copies import (
 )
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import quotient
-from genesis.kernels.gemm.tiles import MIN_STEPS, GemmTile
+from genesis.kernels.gemm.tiles import GemmTile
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
@@ -123,28 +123,36 @@ def test_every_layout_goes_through_tma(
 
 
 @pytest.mark.parametrize("swapped", (False, True))
-@pytest.mark.parametrize("transposed_copies", (1, 2))
+@pytest.mark.parametrize("copies", ("b", "ab"))
 @pytest.mark.parametrize(
-    "layout, x, y, copies",  # of copied 1 and 2, then of both where swapped
+    "layout, x, y, made",  # of copies "b" and "ab", then of both where swapped
     [("nn", (72, 40), (40, 88), (1, 1, 0, 1)), ("nt", (72, 40), (40, 88), (0, 0, 0, 0)),
      ("tn", (72, 40), (40, 88), (1, 2, 1, 2)), ("tt", (72, 40), (40, 88), (0, 1, 1, 1)),
      ("tn", (3, 24, 32), (3, 32, 40), (1, 2, 1, 2)), ("nn", (2, 1, 24, 32), (1, 3, 32, 40), (1, 1, 0, 1)),
      ("nn", (24, 34), (34, 40), (0, 0, 0, 0)), ("nn", (24, 12), (12, 40), (0, 0, 0, 0))],
 )  # fmt: skip
 def test_float32_is_copied_to_be_k_major(
-    layout: str, x: Shape, y: Shape, copies: tuple[int, ...], transposed_copies: int, swapped: bool, tf32: None,
+    layout: str, x: Shape, y: Shape, made: tuple[int, ...], copies: str, swapped: bool, tf32: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    made: list[Array] = []
+    found: list[Array] = []
 
     def spy(out: Array, x: Array) -> bool:
-        made.append(out)
+        found.append(out)
         return transposed_copy(out, x)
 
     monkeypatch.setattr(linalg, "transposed_copy", spy)
-    error = difference(layout, x, y, float32, TILE._replace(transposed_copies=transposed_copies, swapped=swapped))
+    error = difference(layout, x, y, float32, TILE._replace(copies=copies, swapped=swapped))
     assert error < ROUNDING[float32]
-    assert len(made) == copies[2 * swapped + transposed_copies - 1]
+    assert len(found) == made[2 * swapped + len(copies) - 1]
+
+
+@pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
+@pytest.mark.parametrize("copies", ("a", "b", "ab"))
+def test_rows_that_begin_anywhere_are_copied_to_begin_at_multiples_of_128_bytes(layout: str, copies: str) -> None:
+    for swapped in False, True:
+        tile = TILE._replace(copies=copies, swapped=swapped)
+        assert difference(layout, (3, 72, 40), (3, 40, 88), bfloat16, tile) < ROUNDING[bfloat16]
 
 
 @pytest.mark.gpu
@@ -228,7 +236,7 @@ def test_epilogues_through_pointers(launched: list[object]) -> None:
              ((2, 1, 24, 32), (1, 3, 32, 40)), ((2, 3, 24, 32), (3, 32, 40)), ((2, 3, 24, 32), (32, 40))],
 )  # fmt: skip
 def test_batches_and_their_broadcasts(x: Shape, y: Shape, launched: list[object]) -> None:
-    assert difference("nn", x, y, bfloat16, TILE._replace(split=0)) < ROUNDING[bfloat16]
+    assert difference("nn", x, y, bfloat16, TILE) < ROUNDING[bfloat16]
     assert launched == [GEMM_TMA]
 
 
@@ -459,11 +467,12 @@ def test_few_tiles_of_exact_float32_are_split(
     assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
 
 
-def test_sums_of_few_tiles_are_long_before_they_are_split(launched: list[object]) -> None:
-    least = 16 * MIN_STEPS
-    assert difference("nn", (20, 2 * least), (2 * least, 24), float32, None) < ROUNDING[float32]
+def test_one_chain_splits_no_sum(launched: list[object]) -> None:
+    x, y = (on_gpu(np.ones(shape), float32) for shape in ((20, 4096), (4096, 24)))
+    out = empty((20, 24), float32, x.device)
+    linalg.matmul_into(out, x, y)
     assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
-    assert difference("nn", (20, least + 3), (least + 3, 24), float32, None) < ROUNDING[float32]
+    linalg.matmul_into(out, x, y, one_chain=True)
     assert launched[2:] == [GEMM_POINTERS]
 
 

@@ -16,7 +16,7 @@ from genesis.backend.cuda import compile
 from genesis.dtypes import bfloat16
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.low_rank import gemm_products
-from genesis.kernels.gemm.tiles import choose, is_thin, thin_tile
+from genesis.kernels.gemm.tiles import GemmTile, Problem, choose
 from genesis.ops.low_rank import Pair
 from genesis.ops.shape import window
 from tests.kernels.collecting import collecting
@@ -59,17 +59,14 @@ def check(out: Array, a: Array, b: Array, transposed: bool) -> None:
 def test_a_tile_as_narrow_as_the_rank(product: str, rank: int) -> None:
     """Sizes that it does not divide."""
     out, a, b, transposed = products(88, 136, rank)[product]
-    matmul_into(out, a, b, transpose_b=transposed, tile=thin_tile(rank)._replace(split=2))
+    matmul_into(out, a, b, transpose_b=transposed, tile=GemmTile(64, 16, 128, 4, 4, split=2, ctas_per_sm=2))
     check(out, a, b, transposed)
 
 
-def test_only_thin_products_get_it() -> None:
-    assert choose("half", "nt", 8192, 16, 896, 2, H200.shared_memory) == thin_tile(16)._replace(split=1)
-    assert choose("half", "nt", 2048, 16, 896, 2, H200.shared_memory) == thin_tile(16)
-    assert choose("half", "tn", 4864, 16, 8192, 2, H200.shared_memory).bn == 16
-    assert [is_thin(8192, n, 896) for n in (1, 64, 65)] == [True, True, False]
-    assert not is_thin(1024, 16, 896)
-    assert not is_thin(8192, 16, 16)
+def test_thin_products_have_tiles_as_narrow_as_they_are() -> None:
+    for layout, m, k in (("nt", 8192, 896), ("nt", 2048, 896), ("tn", 4864, 8192)):
+        tile = choose(Problem("half", layout, m, 16, k), H200.sm_count, H200.shared_memory)
+        assert (min(tile.bm, tile.bn), tile.ctas_per_sm) == (16, 2)
 
 
 def compiled(rank: int) -> list[list[str | int]]:

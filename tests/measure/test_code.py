@@ -50,7 +50,7 @@ def test_a_stage_that_is_none() -> None:
     target: Any = None
     with pytest.raises(UsageError, match="'cubin' is not a stage") as error:
         next(code_of("add", "cubin", target))
-    assert error.value.next == "use one of ttir, ttgir, llir, ptx, sass"
+    assert error.value.next == "use one of ttir, ttgir, llir, ptx, sass, choice"
 
 
 def test_machine_code_needs_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,6 +86,8 @@ shown("softmax", "--show", "ptx", "--shape", "64,64", "--backward")
 shown("softmax", "--show", "ptx", "--shape", "64,64", "--arch", "sm_80")
 shown("exp", "--show", "sass", "--shape", "64", "--dtype", "bf16")
 shown("fill", "--show", "ttir", "--shape", "64")
+shown("matmul", "--show", "choice", "--shape", "512,896,128", "--dtype", "bf16")
+shown("add", "--show", "choice", "--shape", "64")
 """
 
 
@@ -97,10 +99,15 @@ def test_kernels_are_shown_without_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SHOWN], capture_output=True, text=True, check=False, env=environment, timeout=300
     )
-    both, one, sass, fill = done.stdout.split("# ")[1:]
+    both, one, sass, fill, choice, none = done.stdout.split("# ")[1:]
     assert "// softmax_kernel: ptx for sm_90, grid " in both and ".target sm_90a" in both
     # What the assembler is given waits for the kernel before it in its stream; Ampere cannot.
     assert both.count(".entry") == both.count("griddepcontrol.wait") == 2
     assert one.count(".entry") == 1 and ".target sm_80" in one and "griddepcontrol" not in one
     assert "EXIT" in sass and "constants" in sass
     assert "tt.func public" in fill or "launches no kernel" in fill
+    head, names, *candidates = choice.splitlines()[1:]
+    assert head.startswith("half [512, 896] x [896, 128], layout nn: ") and "parts along k" in names
+    predicted = [float(line.split()[0]) for line in candidates]
+    assert len(predicted) == 8 and predicted == sorted(predicted)
+    assert "add chooses no tile" in none

@@ -60,12 +60,11 @@ from genesis.kernels.gemm.thin import thin_products_into
 from genesis.kernels.gemm.tiles import (
     MAX_IMPRECISE,
     GemmTile,
+    Problem,
     Schedule,
     choose,
     epilogue_slices,
-    persistent_schedule,
-    simt_schedule,
-    split_schedule,
+    schedule_of,
     unaligned_tile,
 )
 from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
@@ -253,7 +252,7 @@ def matmul_into(
     out: Array, a: Array, b: Array, *, transpose_b: bool = False, bias: Array | None = None,
     activation: str | None = None, residual: Array | None = None, accumulate: bool = False,
     alpha: float | Array = 1.0, row_scale: Array | None = None, scales: Scales | None = None,
-    tile: GemmTile | None = None,
+    one_chain: bool = False, tile: GemmTile | None = None,
 ) -> None:  # fmt: skip
     """Write out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus out's previous value if `accumulate`.
 
@@ -271,7 +270,9 @@ def matmul_into(
         alpha: a number, or an array of one element in the accumulator's type.
         row_scale: `[m]`, with any stride; requires a single matrix and no bias.
         scales: scales of quantized operands; requires a single matrix, and alpha = 1.
-        tile: tile that replaces the table's choice, for benchmarks.
+        one_chain: compute each element by one accumulator that adds the terms in ascending order, whatever the sizes;
+            not for 8-bit floats.
+        tile: tile that replaces the model's choice, for benchmarks.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
@@ -281,15 +282,15 @@ def matmul_into(
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # kernels take it as alpha
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
     special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin, _launch_few_columns)
-    if tile is None and any(is_launched(p, e) for is_launched in special):
+    if tile is None and not one_chain and any(is_launched(p, e) for is_launched in special):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_rank1(p, e)
-    elif not _launch_tma(p, e, tile):
-        _launch_pointers(p, e, tile)
+    elif not _launch_tma(p, e, one_chain, tile):
+        _launch_pointers(p, e, one_chain, tile)
 
 
-def _table(dtype: DType, k: int) -> str:
+def _kind(dtype: DType, k: int) -> str:
     if dtype is float8_e4m3fn:
         return "fp8" if k <= MAX_IMPRECISE else "fp8_long"
     if dtype.itemsize == 2:
@@ -346,7 +347,7 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
     sm_count = backend_of(p.o.array.device).driver.properties.sm_count
     t = few_columns_tile(p.matrices, p.m, p.n, p.k, p.a.column == 1, sm_count)
     tiles = p.matrices * triton.cdiv(p.m, t.bm)
-    s = split_schedule(tiles, triton.cdiv(p.k, t.bk), t.split)
+    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), 1, t.split, is_persistent=False)
     partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
     wide, matrices = _needs_int64(p), _matrices(p, tiles)
     launch(
@@ -364,42 +365,50 @@ def _is_addressed_by_tma(p: Gemm) -> bool:
     return all(_tma_region(*x) is not None for x in ((p.a, p.batches, p.m, p.k), (p.b, p.batches, p.k, p.n)))
 
 
-def _launch_tma(p: Gemm, e: Epilogue, tile: GemmTile | None) -> bool:
+def _launch_tma(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | None) -> bool:
     """Launch `gemm_tma`. Return False if the device has no TMA or TMA cannot address the operands."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
-    table = _table(dtype, p.k)
-    if properties.capability < (9, 0) or table not in ("half", "tf32", "fp8", "fp8_long") or p.k == 0:
+    kind = _kind(dtype, p.k)
+    if properties.capability < (9, 0) or kind == "float32" or p.k == 0:
         return False
-    a, b = _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
+    a, b = _regions(p)
     if a is None or b is None:
-        p = _with_aligned_operands(p, a is not None, b is not None)
-        a, b = _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
+        names = "a" * (a is None) + "b" * (b is None)
+        elements = sum(_b_elements(p.swapped if x == "a" else p) for x in names)
+        if alignment_is_profitable(2 * p.matrices * p.m * p.n * p.k, elements * dtype.itemsize):
+            p = _with_copies(p, names)
+            a, b = _regions(p)
     if a is None or b is None:
         return False
-    layout = "nt"[a.transposed] + "nt"[b.transposed]
-    tile = tile or choose(
-        table, layout, p.m, p.n, p.k, dtype.itemsize, properties.shared_memory, e.reads, p.o.array.dtype.itemsize
-    )
+    if tile is None:
+        tile = choose(_problem(p, e, kind, a, b), properties.sm_count, properties.shared_memory, one_chain)
     # Adding a residual separately is faster than in a large tile's epilogue.
-    if e.is_early and not tile.is_single and table == "half":
-        _launch_tma(p, e._replace(residual=None), tile)
+    if e.is_early and not tile.is_single and kind == "half":
+        _launch_tma(p, e._replace(residual=None), one_chain, tile)
         assert e.residual is not None
         add(p.o.array, e.residual, out=p.o.array)
         return True
     if tile.swapped:
         assert e.scales is None  # scales are in the order of the operands
         p, e = p.swapped, e.swapped
-        a, b = b._replace(transposed=not b.transposed), a._replace(transposed=not a.transposed)
-    # Make float32 operands K-major where that is faster.
-    if tile.transposed_copies and min(p.m, p.n, p.k) >= MIN_EXTENT:
-        if not b.transposed:
-            p = p._replace(b=_contiguous_copy(p.b.transposed, p.batches, p.n, p.k).transposed)
-        if a.transposed and tile.transposed_copies > 1:
-            p = p._replace(a=_contiguous_copy(p.a, p.batches, p.m, p.k))
-        a, b = _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
-        assert a is not None and b is not None
+    if tile.copies and min(p.m, p.n, p.k) >= MIN_EXTENT:
+        p = _with_copies(p, tile.copies)
+    a, b = _regions(p)
+    assert a is not None and b is not None
     _launch_persistent(p, e, tile, a, b, properties.sm_count)
     return True
+
+
+def _regions(p: Gemm) -> tuple[TmaRegion | None, TmaRegion | None]:
+    return _tma_region(p.a, p.batches, p.m, p.k), _tma_region(p.b, p.batches, p.k, p.n)
+
+
+def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Problem:
+    item = p.a.array.dtype.itemsize
+    return Problem(
+        kind, "nt"[a.transposed] + "nt"[b.transposed], p.m, p.n, p.k, p.matrices, item, p.o.array.dtype.itemsize,
+        (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None and item > 1,
+    )  # fmt: skip
 
 
 def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
@@ -420,15 +429,11 @@ def _copied(x: Operand, batches: Shape, rows: int, columns: int, row_stride: int
     return y, x.array.view(y.shape, (*x.batch, x.row, x.column)), Operand(y, batch, row_stride, 1)
 
 
-def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
-    """Return the GEMM with copies that TMA can address of A, unless `has_a`, and B, unless `has_b`, if profitable.
-    2-byte floats keep their order; float32 becomes K-major, as tensor cores require.
+def _with_copies(p: Gemm, names: str) -> Gemm:
+    """Return the GEMM with copies of the operands named "a" or "b", whose rows begin at multiples of 128 bytes. 2-byte
+    floats keep their order; float32 becomes K-major, as tensor cores require.
     """
-    item = p.a.array.dtype.itemsize
-    elements = (0 if has_a else _b_elements(p.swapped)) + (0 if has_b else _b_elements(p))
-    if not alignment_is_profitable(2 * p.matrices * p.m * p.n * p.k, elements * item):
-        return p
-    pairs = []  # copies that keep the order
+    item, pairs = p.a.array.dtype.itemsize, []  # copies that keep the order
 
     def copied(x: Operand, rows: int, columns: int) -> Operand:
         if x.column != 1 and x.row == 1 and item == 2:
@@ -440,8 +445,8 @@ def _with_aligned_operands(p: Gemm, has_a: bool, has_b: bool) -> Gemm:
             copy(source, out=y)
         return operand
 
-    a = p.a if has_a else copied(p.a, p.m, p.k)
-    b = p.b if has_b else copied(p.b.transposed, p.n, p.k).transposed
+    a = copied(p.a, p.m, p.k) if "a" in names else p.a
+    b = copied(p.b.transposed, p.n, p.k).transposed if "b" in names else p.b
     if pairs:
         aligned_copies(pairs)
     return p._replace(a=a, b=b)
@@ -451,7 +456,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
     """Launch `gemm_tma`, and `gemm_reduce_splits` if tiles are split along k."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
     tiles, programs = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), sm_count * t.ctas_per_sm
-    s = persistent_schedule(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
+    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
     partial = empty((s.leftover * s.split * t.bm * t.bn,), float32, out.device) if s.split > 1 else None
     o = _tma_region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if s.full else None
     if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # TMA would write past the end of such rows
@@ -469,7 +474,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
         o and o.descriptor(out, t.bm, columns), out, partial, *operands, (p.m, p.n, p.k), p.batches, so, tuple(s),
         A_LAYOUT=(a.transposed, a.batch), B_LAYOUT=(b.transposed, b.batch),
         OUT_LAYOUT=("pointers" if o is None else ("columns" if o.transposed else "rows"), bool(o and o.batch)),
-        DOT=(_dot_type(dtype), "tf32" if tf32 else "ieee", t.bk if _table(dtype, p.k) == "fp8_long" else None),
+        DOT=(_dot_type(dtype), "tf32" if tf32 else "ieee", t.bk if _kind(dtype, p.k) == "fp8_long" else None),
         EPILOGUE=flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
         SCHEDULE="one_tile" if one_tile else "split_k" if s.split > 1 else "persistent", SLICES=t.bn // columns,
         num_warps=t.warps, num_stages=t.stages,
@@ -518,22 +523,22 @@ def _b_elements(p: Gemm) -> int:
     return p.k * p.n * math.prod(size for size, step in zip(p.batches, p.b.batch, strict=True) if step)
 
 
-def _launch_pointers(p: Gemm, e: Epilogue, tile: GemmTile | None) -> None:
+def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | None) -> None:
     """Launch `gemm_pointers`, and `gemm_reduce_splits` if tiles are split along k."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
-    table = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
-    if table == "float32":
+    kind = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
+    if kind == "float32":
         p, e = _with_b_along_n(p, e)
-    is_ahead = table == "pointers" and tile is None and not _is_addressed_by_tma(p)
+    is_ahead = kind == "pointers" and tile is None and not _is_addressed_by_tma(p)
     if is_ahead:
         t = unaligned_tile(p.matrices, p.m, p.n, p.k, dtype.itemsize, properties.sm_count)
+        t = t._replace(split=1) if one_chain else t
     else:
-        t = tile or choose(table, "nn", p.m, p.n, p.k, dtype.itemsize, properties.shared_memory)
+        q = Problem(kind, "nn", p.m, p.n, p.k, p.matrices, dtype.itemsize, p.o.array.dtype.itemsize)
+        t = tile or choose(q, properties.sm_count, properties.shared_memory, one_chain)
     so = p.out_strides
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
-    steps = triton.cdiv(p.k, t.bk)
-    of_simt = table == "float32"
-    s = simt_schedule(tiles, steps, properties.sm_count, t) if of_simt else split_schedule(tiles, steps, t.split)
+    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), 1, t.split, is_persistent=False)
     partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
     wide, matrices = _needs_int64(p), _matrices(p, tiles)
     precision = "tf32" if dtype is float32 and allow_tf32 else FLOAT32

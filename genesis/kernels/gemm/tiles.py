@@ -1,12 +1,14 @@
-"""The choice of a GEMM's tile: a table of tuned shapes, the nearest entry for a given shape, and the split along k.
+"""The choice of a GEMM's tile: a model of its time, from counted rounds and constants that were measured on an H200.
 
-The table is tuned ahead of time with benchmarks/gpu/matmul.py, which prints rows to paste. Runs measure nothing.
+`ranked` predicts every candidate: sizes, pipeline stages, programs per SM, the order of the operands, copies of
+operands first, and the split along k. Runs measure nothing. `python -m benchmarks.gemm --sweep` times the candidates of
+random matmuls; the constants are the fit to 325 of them, and the first choice takes 1.05 times the fastest on average.
 """
 
 from __future__ import annotations
 
-import functools
-import math
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 
@@ -19,12 +21,10 @@ class GemmTile(NamedTuple):
     warps: int  # warps per program
     stages: int  # pipeline stages
     group: int = 8  # rows of tiles in a group of `grouped_tile`
-    split: int = 0  # parts along k of each tile left over after full rounds over the SMs; 0 means `best_split`
+    split: int = 1  # parts along k of each tile left over after full rounds over the SMs
     swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
     ctas_per_sm: int = 1  # programs per SM; one's epilogue overlaps the other's main loop
-    # 1 copies operand B to K-major first, 2 copies operand A too: tensor cores read float32 from shared memory only
-    # K-major.
-    transposed_copies: int = 0
+    copies: str = ""  # operands, in the tile's order, copied to aligned rows first; float32 becomes K-major
 
     @property
     def is_single(self) -> bool:
@@ -32,234 +32,229 @@ class GemmTile(NamedTuple):
         return self.bm * self.bn < 1 << 15
 
 
-class TunedShape(NamedTuple):
-    """A measured shape. Its layout has a "t" for an MN-major operand A and for a K-major B: "nt" is x·wᵀ."""
+class Problem(NamedTuple):
+    """A GEMM as the model sees it: [m, k] x [k, n] for each of several matrices."""
 
-    layout: str
+    kind: str  # a key of `TILES`
+    layout: str  # "t" for an MN-major operand A and for a K-major B: "nt" is x·wᵀ
     m: int
     n: int
     k: int
-    tile: GemmTile
+    matrices: int = 1
+    item: int = 2  # bytes per element of the operands
+    out: int = 2  # bytes per element of out
+    pitches: tuple[int, int] = (0, 0)  # bytes from a row of A, and of B, to the next one in memory
+    reads: bool = False  # whether the epilogue reads as much as it stores
+    is_swappable: bool = True
+
+    @property
+    def swapped(self) -> Problem:
+        a, b = ("nt"[x == "n"] for x in self.layout)
+        return self._replace(layout=b + a, m=self.n, n=self.m, pitches=self.pitches[::-1])
+
+    @property
+    def has_tma(self) -> bool:
+        return self.kind not in ("float32", "pointers")
 
 
-_DEEP = GemmTile(128, 256, 64, 8, 4)
-_PAIR = GemmTile(128, 128, 64, 4, 3, split=1, ctas_per_sm=2)
-_SQUARE = GemmTile(128, 128, 64, 4, 4)
-_LOW = GemmTile(64, 128, 128, 4, 4, split=1)
-_SMALL = GemmTile(64, 64, 128, 4, 4, split=1)
-_FLAT = GemmTile(64, 128, 64, 4, 4, split=1, ctas_per_sm=2)
-_WGRAD = GemmTile(64, 128, 128, 4, 3, split=1)
-_DECODE = GemmTile(64, 16, 128, 4, 4, swapped=True, ctas_per_sm=2)
-_DEEP8 = GemmTile(128, 256, 128, 8, 4, split=1)
-_PAIR8 = GemmTile(128, 128, 128, 4, 3, split=1, ctas_per_sm=2)
-_SQUARE8 = GemmTile(128, 128, 128, 8, 4, split=1)
-_TF32 = GemmTile(128, 256, 32, 8, 4)
-_TF32_PAIR = GemmTile(128, 128, 32, 4, 3, split=1, ctas_per_sm=2)
-_TF32_LOW = GemmTile(64, 64, 64, 4, 3, swapped=True, ctas_per_sm=2)
-
-# Measured on an H200.
-TABLE: dict[str, tuple[TunedShape, ...]] = {
+_SMALL8 = (GemmTile(64, 64, 256, 4, 4), GemmTile(64, 32, 256, 4, 4, ctas_per_sm=2),
+           GemmTile(64, 16, 256, 4, 4, ctas_per_sm=2))  # fmt: skip
+# The candidates of each kind of operands. A GEMM without TMA has as many programs per SM as registers allow.
+TILES: dict[str, tuple[GemmTile, ...]] = {
     "half": (
-        TunedShape("nn", 512, 512, 512, GemmTile(64, 64, 128, 4, 4, split=1)),
-        TunedShape("nn", 1024, 1024, 1024, _LOW._replace(group=4)),
-        TunedShape("nn", 2048, 2048, 2048, GemmTile(128, 256, 64, 8, 4, group=4, split=1)),
-        TunedShape("nn", 4096, 4096, 4096, _DEEP),
-        TunedShape("nn", 8192, 8192, 8192, _DEEP),
-        TunedShape("nt", 8192, 8192, 8192, _DEEP),
-        TunedShape("nt", 8192, 896, 896, _PAIR),
-        TunedShape("nt", 8192, 1152, 896, _PAIR),
-        TunedShape("nt", 8192, 2048, 1536, _DEEP._replace(split=1)),
-        TunedShape("nt", 8192, 4864, 896, _PAIR._replace(group=4)),
-        TunedShape("nt", 8192, 9728, 896, _DEEP._replace(split=1)),
-        TunedShape("nt", 8192, 896, 4864, _DEEP._replace(split=1)),
-        TunedShape("nt", 8192, 151936, 896, _PAIR),
-        TunedShape("nn", 8192, 896, 896, _DEEP._replace(group=4, split=1)),
-        TunedShape("nn", 16384, 896, 896, _SQUARE._replace(split=1)),
-        TunedShape("nn", 32768, 896, 896, _PAIR),
-        TunedShape("nn", 8192, 1536, 1536, _DEEP._replace(split=1)),
-        TunedShape("nn", 8192, 1536, 2048, _DEEP._replace(split=1)),
-        TunedShape("nn", 8192, 1536, 17920, _DEEP),
-        TunedShape("nn", 8192, 896, 1152, _PAIR),
-        TunedShape("nn", 8192, 4864, 896, _PAIR),
-        TunedShape("nn", 8192, 896, 4864, _DEEP._replace(group=4, split=1)),
-        TunedShape("nn", 8192, 896, 9728, _SQUARE._replace(split=2)),
-        TunedShape("nn", 32768, 896, 9728, _DEEP._replace(swapped=True)),
-        TunedShape("nn", 8192, 896, 151936, _DEEP._replace(split=2)),
-        TunedShape("nn", 4096, 896, 151936, _SQUARE._replace(split=1)),
-        TunedShape("nn", 2816, 896, 151936, _SQUARE),
-        TunedShape("nn", 2048, 896, 151936, _DEEP._replace(split=2)),
-        TunedShape("nn", 512, 896, 151936, _DEEP._replace(split=7)),
-        TunedShape("tn", 896, 896, 8192, _LOW),
-        TunedShape("tn", 896, 896, 16384, _PAIR._replace(split=5)),
-        TunedShape("tn", 896, 896, 32768, _PAIR._replace(split=5)),
-        TunedShape("tn", 1152, 896, 8192, _LOW),
-        TunedShape("tn", 1152, 896, 16384, _LOW._replace(split=0)),
-        TunedShape("tn", 1152, 896, 32768, _LOW._replace(split=0)),
-        TunedShape("tn", 1536, 1536, 8192, _SQUARE._replace(split=11)),
-        TunedShape("tn", 2048, 1536, 8192, GemmTile(64, 256, 64, 4, 4, split=2)),
-        TunedShape("tn", 1024, 2048, 8192, GemmTile(64, 256, 64, 4, 4, split=1)),
-        TunedShape("tn", 1024, 3072, 8192, _SQUARE._replace(split=2)),
-        TunedShape("tn", 4096, 1024, 8192, _DEEP._replace(stages=3, split=1)),
-        TunedShape("tn", 4864, 896, 8192, _PAIR._replace(split=16)),
-        TunedShape("tn", 9728, 896, 8192, _PAIR._replace(split=16)),
-        TunedShape("tn", 896, 4864, 8192, _PAIR._replace(split=16)),
-        TunedShape("tn", 6144, 1024, 8192, _DEEP),
-        TunedShape("tn", 17920, 1536, 8192, _DEEP._replace(split=5)),
-        TunedShape("tn", 1536, 8960, 8192, _DEEP),
-        TunedShape("tn", 151936, 896, 8192, _SQUARE),
-        TunedShape("tn", 151936, 896, 2816, _SQUARE),
-        TunedShape("tn", 151936, 896, 2048, GemmTile(128, 128, 64, 8, 3, split=1, swapped=True, ctas_per_sm=2)),
-        TunedShape("tn", 151936, 896, 512, _PAIR),
-        TunedShape("nt", 2048, 4864, 896, _PAIR),
-        TunedShape("nn", 512, 896, 4864, GemmTile(64, 64, 128, 4, 6, split=1)),
-        TunedShape("tn", 4864, 896, 512, _LOW),
-        TunedShape("nt", 128, 4864, 896, _LOW),
-        TunedShape("nt", 64, 4864, 896, GemmTile(64, 64, 128, 4, 6, swapped=True)),
-        TunedShape("nn", 64, 4864, 896, GemmTile(64, 64, 128, 4, 6, swapped=True)),
-        TunedShape("nt", 16, 4864, 896, _DECODE),
-        TunedShape("nt", 1, 4864, 896, _DECODE),
-        TunedShape("nt", 128, 1152, 896, _SMALL),
-        TunedShape("nt", 128, 896, 896, _SMALL),
-        TunedShape("nt", 128, 9728, 896, _FLAT),
-        TunedShape("nt", 128, 896, 4864, GemmTile(64, 64, 128, 4, 4, split=4)),
-        TunedShape("nn", 128, 896, 1152, _SMALL),
-        TunedShape("nn", 128, 896, 896, _SMALL),
-        TunedShape("nn", 128, 896, 9728, GemmTile(64, 64, 128, 4, 6)),
-        TunedShape("nn", 128, 4864, 896, GemmTile(64, 64, 64, 4, 4, split=1, ctas_per_sm=2)),
-        TunedShape("tn", 1152, 896, 128, _WGRAD),
-        TunedShape("tn", 896, 896, 128, _WGRAD),
-        TunedShape("tn", 9728, 896, 128, _WGRAD),
-        TunedShape("tn", 896, 4864, 128, _WGRAD),
-        TunedShape("nt", 512, 1152, 896, GemmTile(64, 128, 128, 4, 4)),
-        TunedShape("nt", 512, 896, 896, _SMALL),
-        TunedShape("nt", 512, 9728, 896, _LOW),
-        TunedShape("nt", 512, 896, 4864, _SMALL),
-        TunedShape("nn", 512, 896, 1152, _SMALL),
-        TunedShape("nn", 512, 896, 896, _SMALL),
-        TunedShape("nn", 512, 896, 9728, GemmTile(64, 64, 128, 4, 6)),
-        TunedShape("nn", 512, 4864, 896, _LOW),
-        TunedShape("tn", 1152, 896, 512, _WGRAD),
-        TunedShape("tn", 896, 896, 512, _WGRAD),
-        TunedShape("tn", 9728, 896, 512, _PAIR),
-        TunedShape("tn", 896, 4864, 512, GemmTile(64, 128, 128, 4, 4)),
-        TunedShape("nt", 2048, 1152, 896, _FLAT),
-        TunedShape("nt", 2048, 896, 896, _FLAT),
-        TunedShape("nt", 2048, 9728, 896, _DEEP._replace(split=1)),
-        TunedShape("nt", 2048, 896, 4864, _SQUARE._replace(split=1)),
-        TunedShape("nn", 2048, 896, 1152, _FLAT),
-        TunedShape("nn", 2048, 896, 896, _SQUARE._replace(split=1)),
-        TunedShape("nn", 2048, 896, 9728, _SQUARE._replace(split=1)),
-        TunedShape("nn", 2048, 4864, 896, GemmTile(128, 128, 64, 4, 3, ctas_per_sm=2)),
-        TunedShape("tn", 1152, 896, 2048, GemmTile(64, 128, 128, 4, 4)),
-        TunedShape("tn", 896, 896, 2048, GemmTile(64, 128, 128, 4, 4)),
-        TunedShape("tn", 9728, 896, 2048, GemmTile(128, 128, 64, 4, 3, split=8, ctas_per_sm=2)),
-        TunedShape("tn", 896, 4864, 2048, GemmTile(128, 128, 64, 4, 3, split=8, ctas_per_sm=2)),
-        TunedShape("nt", 128, 151936, 896, _FLAT),
-        TunedShape("nn", 128, 896, 151936, GemmTile(128, 128, 64, 4, 4, split=16)),
-        TunedShape("tn", 151936, 896, 128, _PAIR),
+        GemmTile(128, 256, 64, 8, 4), GemmTile(128, 128, 64, 4, 3, ctas_per_sm=2), GemmTile(128, 128, 64, 4, 4),
+        GemmTile(128, 128, 64, 8, 5), GemmTile(64, 256, 64, 4, 4), GemmTile(64, 128, 128, 4, 4),
+        GemmTile(64, 128, 64, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 128, 4, 6), GemmTile(64, 64, 128, 4, 4),
+        GemmTile(64, 64, 64, 4, 4, ctas_per_sm=3), GemmTile(64, 32, 128, 4, 4, ctas_per_sm=2),
+        GemmTile(64, 16, 128, 4, 4, ctas_per_sm=2),
     ),
     "fp8": (  # the tensor cores accumulate all terms
-        TunedShape("nt", 8192, 9728, 896, _DEEP8),
-        TunedShape("nt", 8192, 4864, 896, _PAIR8),
-        TunedShape("nt", 8192, 1152, 896, _PAIR8),
-        TunedShape("nt", 8192, 896, 896, _PAIR8),
-        TunedShape("nt", 2048, 9728, 896, _DEEP8),
-        TunedShape("nt", 2048, 896, 896, GemmTile(64, 128, 128, 4, 4, split=1, ctas_per_sm=2)),
-        TunedShape("nt", 128, 4864, 896, GemmTile(64, 128, 128, 4, 4, split=1)),
-        TunedShape("nt", 128, 896, 896, GemmTile(64, 64, 128, 4, 4, split=1)),
+        GemmTile(128, 256, 128, 8, 3), GemmTile(128, 128, 128, 4, 3, ctas_per_sm=2), GemmTile(128, 128, 128, 8, 4),
+        GemmTile(64, 128, 128, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 128, 4, 4, ctas_per_sm=2), *_SMALL8,
     ),
     "fp8_long": (  # sums are promoted to float32 after every step, which doubles the registers
-        TunedShape("nt", 8192, 896, 4864, _SQUARE8),
-        TunedShape("nt", 8192, 896, 9728, _SQUARE8),
-        TunedShape("nt", 2048, 896, 4864, _SQUARE8),
-        TunedShape("nt", 512, 896, 4864, GemmTile(64, 64, 128, 4, 4)),
+        GemmTile(128, 128, 128, 8, 4), GemmTile(64, 128, 128, 4, 4, ctas_per_sm=2),
+        GemmTile(64, 64, 128, 4, 4, ctas_per_sm=2), *_SMALL8,
     ),
     "tf32": (
-        TunedShape("nn", 512, 512, 512, GemmTile(64, 32, 64, 4, 4, split=1, transposed_copies=1)),
-        TunedShape("nn", 1024, 1024, 1024, GemmTile(64, 128, 64, 4, 4, split=1, transposed_copies=1)),
-        TunedShape("nn", 2048, 2048, 2048, _TF32._replace(group=4, split=1, transposed_copies=1)),
-        TunedShape("nn", 4096, 4096, 4096, _TF32._replace(group=16, split=1, transposed_copies=1)),
-        TunedShape("nn", 8192, 8192, 8192, _TF32._replace(group=16, transposed_copies=1)),
-        TunedShape("nn", 8192, 896, 4864, _TF32._replace(split=1, transposed_copies=1)),
-        TunedShape("nn", 256, 4096, 4096, _TF32_LOW),
-        TunedShape("nn", 64, 4096, 4096, _TF32_LOW),
-        TunedShape("nn", 16, 4096, 4096, GemmTile(64, 16, 128, 4, 4, swapped=True)),
-        TunedShape("nn", 128, 1024, 1024, _TF32_LOW),
-        TunedShape("nt", 512, 512, 512, GemmTile(64, 32, 64, 4, 4, split=1)),
-        TunedShape("nt", 1024, 1024, 1024, GemmTile(64, 128, 64, 4, 4, split=1)),
-        TunedShape("nt", 2048, 2048, 2048, _TF32_PAIR),
-        TunedShape("nt", 4096, 4096, 4096, _TF32._replace(split=1)),
-        TunedShape("nt", 8192, 8192, 8192, _TF32),
-        TunedShape("nt", 8192, 4864, 896, _TF32_PAIR),
-        TunedShape("nt", 64, 4096, 4096, _TF32_LOW._replace(swapped=False)),
-        TunedShape("tn", 9728, 896, 8192, _TF32_PAIR._replace(split=16, transposed_copies=1)),
-        TunedShape("tn", 896, 4864, 8192, _TF32_PAIR._replace(split=16, transposed_copies=2)),
+        GemmTile(128, 256, 32, 8, 4), GemmTile(128, 128, 32, 4, 3, ctas_per_sm=2),
+        GemmTile(64, 128, 32, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 64, 4, 3, ctas_per_sm=2),
+        GemmTile(64, 32, 64, 4, 4, ctas_per_sm=2), GemmTile(64, 16, 64, 4, 4, ctas_per_sm=2),
     ),
-    "float32": (
-        TunedShape("nn", 1024, 1024, 1024, GemmTile(64, 64, 16, 4, 3)),
-        TunedShape("nn", 64, 64, 64, GemmTile(32, 32, 16, 4, 3)),
+    "float32": (  # no tensor cores
+        GemmTile(128, 128, 16, 8, 3), GemmTile(128, 64, 16, 8, 3), GemmTile(64, 64, 16, 4, 3),
+        GemmTile(64, 32, 16, 4, 3), GemmTile(32, 32, 16, 4, 3),
     ),
-    "pointers": (  # 2-byte floats and tf32 that TMA cannot load
-        TunedShape("nn", 8192, 8192, 8192, GemmTile(128, 128, 32, 8, 3)),
-        TunedShape("nn", 1024, 1024, 1024, GemmTile(64, 64, 32, 4, 4)),
-        TunedShape("nn", 64, 64, 64, GemmTile(32, 32, 32, 4, 3)),
-        TunedShape("nn", 1, 1024, 1024, GemmTile(16, 64, 64, 4, 3)),
-        TunedShape("nn", 1024, 1, 1024, GemmTile(64, 16, 64, 4, 3)),
+    "pointers": (  # 2-byte floats and tf32 without TMA
+        GemmTile(128, 128, 32, 8, 3), GemmTile(64, 64, 32, 4, 4), GemmTile(32, 32, 32, 4, 3),
+        GemmTile(16, 64, 64, 4, 3), GemmTile(64, 16, 64, 4, 3),
     ),
-}
+}  # fmt: skip
+
+# --- Constants of an H200: microseconds, and bytes and cycles per microsecond -----------------------------------------
+
+LAUNCH = 1.9  # a kernel, with the first loads
+CYCLES = 1620.0  # of the tensor cores, at the power limit
+LATENCY = 0.48  # from a load's issue to its data; the stages of a pipeline share it
+ROUND = 0.06  # start and end of a round, without its store
+SM_BYTES = 174e3  # through L2 to an SM
+L2_BYTES = 14.6e6  # through L2 to all SMs
+DRAM_BYTES = 5.2e6  # operands and results, in part from L2
+STORE_BYTES = 46e3  # an SM's results
+UNALIGNED, HALF_SECTORS = 1.41, 1.37  # more bytes of rows that begin at no multiple of 128, and of 32 bytes
+REDUCE, PART_BYTES = 3.1, 4.0e6  # the kernel that adds parts; storing and adding them
+COPY, COPY_BYTES = 0.9, 2.06e6  # copying an operand
+PROMOTION = 0.105  # cycles of a warp to add an element of a sum outside the tensor cores
+THROUGH_REGISTERS = 0.39  # cycles of a warp to load an element of an MN-major A of float32
+OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
+FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.19, 0.51, 0.8, 23.6e3  # without tensor cores
 
 # The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
 # the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
 MAX_IMPRECISE = 2048
-THIN, MIN_ROWS, MIN_TERMS = 64, 2048, 512  # the most columns, the fewest rows and terms of a thin product
-# Thin products with at least this many rows are not split: nearly every SM has a tile, whose loads saturate memory.
-FULL_ROWS = 6144
 RESERVED = 1 << 10  # bytes of shared memory that the driver reserves for each program
-LAYOUT_PENALTY = 2.0  # distance of another layout, in doublings of a size
-SPLIT_COST = 8  # cost of a part's prologue, store and load, in steps along k
-REDUCE_COST = 4  # cost of launching the reduction, in steps along k
 MAX_SPLIT = 32  # more parts only move more partial sums
 PROGRAMS_PER_SM = 4  # programs without tensor cores that fit on an SM; a single one leaves latency exposed
-MIN_STEPS = 16  # the fewest steps along k per part, without tensor cores
+MIN_STEPS = 16  # the fewest steps along k per part, in `few_columns`
+FEW = 64  # float32 operands with at most as many rows or columns are read MN-major in place
+LARGE = 1 << 14  # elements of tiles that read enough for copies to aligned rows to be profitable
+MOST_CHOICES = 4096
+WASTE = 2.5  # tiles that compute so many times the elements that another tile computes are no candidates
 
 
-@functools.lru_cache(4096)
-def choose(
-    table: str, layout: str, m: int, n: int, k: int, item: int, shared: int, reads: bool = False, out: int = 0
-) -> GemmTile:
-    """Return the tile of the nearest row, with as many stages as `shared` bytes of a program's shared memory hold.
+class Candidate(NamedTuple):
+    """A tile and its predicted microseconds."""
 
-    A tuned split only suits its own shape; `best_split` decides for other shapes. Thin products of 2-byte floats have
-    their own tile.
+    us: float
+    tile: GemmTile
+    schedule: Schedule
+
+
+chosen: dict[tuple[Problem, int, int, bool], GemmTile] = {}  # choices so far, by the arguments of `ranked`
+
+
+def choose(p: Problem, sm_count: int, shared: int, one_chain: bool = False) -> GemmTile:
+    """Return the tile with the least predicted time; see `ranked`."""
+    asked = (p, sm_count, shared, one_chain)
+    if (tile := chosen.get(asked)) is None:
+        tile = chosen[asked] = min(_candidates(*asked)).tile
+        if len(chosen) > MOST_CHOICES:
+            del chosen[next(iter(chosen))]
+    return tile
+
+
+def ranked(p: Problem, sm_count: int, shared: int, one_chain: bool = False) -> list[Candidate]:
+    """Return the candidates, the fastest one first.
 
     Args:
-        item: bytes per element of the operands.
-        reads: whether the epilogue reads as much as it stores.
-        out: bytes per element of out; 0 means `item`.
+        sm_count: SMs of the device.
+        shared: bytes of a program's shared memory: it limits stages, programs per SM and sizes.
+        one_chain: split no sum: an accumulator adds all steps along k in ascending order, whatever the tile.
     """
-
-    if table == "half" and is_thin(m, n, k):
-        return fitted(thin_tile(n)._replace(split=int(m >= FULL_ROWS)), item, shared, reads, out)
-
-    def distance(row: TunedShape) -> float:
-        sizes = zip((row.m, row.n, row.k), (m, n, k), strict=True)
-        return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in sizes) + LAYOUT_PENALTY * (row.layout != layout)
-
-    row = min(TABLE[table], key=distance)
-    same = (row.m, row.n, row.k) == (m, n, k)
-    return fitted(row.tile if same else row.tile._replace(split=0), item, shared, reads, out)
+    return sorted(_candidates(p, sm_count, shared, one_chain))
 
 
-def is_thin(m: int, n: int, k: int) -> bool:
-    """Return whether a product reads far more than it computes, like products of low-rank pairs. A tile as narrow as n
-    then neither computes nor reduces columns out of bounds.
+def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iterator[Candidate]:
+    tiles = []
+    for tile in TILES[p.kind]:
+        for is_swapped in (False, True)[: 1 + (p.has_tma and p.is_swappable and tile.bm != tile.bn)]:
+            t, q = tile._replace(swapped=is_swapped), p.swapped if is_swapped else p
+            if p.has_tma:
+                t = fitted(t, p.item, shared, p.reads, p.out)
+            covered = -(-q.m // t.bm) * t.bm * -(-q.n // t.bn) * t.bn
+            tiles.append((covered, t, q))
+    least = min(covered for covered, _, _ in tiles)
+    for covered, t, q in tiles:
+        if covered > WASTE * least:
+            continue
+        count, steps = q.matrices * -(-q.m // t.bm) * -(-q.n // t.bn), -(-q.k // t.bk)
+        programs = sm_count * programs_per_sm(t, p.has_tma)
+        for copies, split in itertools.product(_copies(q, t), [1] if one_chain else _splits(count, steps, programs)):
+            tile = t._replace(copies=copies, split=split)
+            schedule = schedule_of(count, steps, programs, split, p.has_tma)
+            yield Candidate(predicted(q, tile, schedule, sm_count), tile, schedule)
+
+
+def programs_per_sm(t: GemmTile, has_tma: bool) -> int:
+    return t.ctas_per_sm if has_tma else max(1, min(8, (1 << 16) // (t.bm * t.bn + 60 * 32 * t.warps)))
+
+
+def _copies(p: Problem, t: GemmTile) -> list[str]:
+    """Return the choices of operands to copy. Tensor cores read float32 from shared memory only K-major."""
+    if p.kind == "tf32":
+        b = "b" * (p.layout[1] == "n")
+        return sorted({b, "a" * (p.layout[0] == "t") + b, b if min(p.m, p.n) > FEW else ""})
+    if p.kind != "half" or t.bm * t.bn < LARGE:
+        return [""]
+    a, b = (x * (pitch % 128 != 0) for x, pitch in zip("ab", p.pitches, strict=True))
+    return sorted({"", a, b, a + b})
+
+
+def _splits(tiles: int, steps: int, programs: int) -> set[int]:
+    """Return numbers of parts along k whose programs fill one to three rounds, or a half or a quarter of one."""
+    leftover = tiles % programs
+    if not leftover:
+        return {1}
+    fills = (programs * rounds // (leftover * 4) for rounds in (1, 2, 4, 8, 12))
+    return {1, *(x for x in fills if 1 < x <= min(MAX_SPLIT, steps // 2))}
+
+
+def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
+    """Return the microseconds of a GEMM. The operands are in the tile's order.
+
+    A step along k takes the latency of its loads, the multiply-adds of an SM's programs, their bytes through L2 to the
+    SM, or those of all SMs. Rounds, stores, the bytes of the operands, copies and parts along k follow.
     """
-    return n <= THIN and m >= MIN_ROWS and k >= MIN_TERMS
+    per_sm = programs_per_sm(t, p.has_tma)
+    sizes = p.m * p.k, p.k * p.n
+    a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
+    cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
+    step_bytes = (min(t.bm, p.m) * a + min(t.bn, p.n) * b) * t.bk * p.item
+    if p.kind == "float32":
+        latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
+
+    def rounds(tiles: int, steps: int, stored: int) -> float:
+        """Return the time of tiles of so many steps, with their stores."""
+        time = -(-tiles // sm_count) * t.bm * t.bn * stored / STORE_BYTES
+        full, rest = divmod(tiles, sm_count * per_sm)
+        for count, programs in ((full, sm_count * per_sm), (rest > 0, rest)):
+            busy = min(-(-programs // sm_count), per_sm)
+            time += count * (ROUND + steps * _overlapped(
+                latency, busy * cycles / CYCLES, busy * step_bytes / sm_bytes, programs * step_bytes / L2_BYTES
+            ))  # fmt: skip
+        return time
+
+    time = rounds(s.full, -(-p.k // t.bk), p.out * (1 + p.reads)) + rounds(s.leftover * s.split, s.steps_per_split, 4)
+    nbytes = p.matrices * ((sizes[0] * a + sizes[1] * b) * p.item + p.m * p.n * p.out * (1 + p.reads))
+    time = LAUNCH + _overlapped(time, nbytes / DRAM_BYTES)
+    if s.split > 1:
+        time += REDUCE + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
+    for x, size in zip("ab", sizes, strict=True):
+        time += (COPY + p.matrices * size * p.item / COPY_BYTES) * (x in t.copies)
+    return time
 
 
-def thin_tile(n: int) -> GemmTile:
-    """Return the tile of a thin product, with two programs per SM so that loads are always in flight."""
-    return GemmTile(64, 16 if n <= 16 else 32 if n <= 32 else 64, 128, 4, 4 if n <= 32 else 3, ctas_per_sm=2)
+def _overlapped(*times: float) -> float:
+    return sum(x**OVERLAP for x in times) ** (1 / OVERLAP)
+
+
+def _inflation(pitch: int) -> float:
+    """Return the bytes that loading a row moves, for each of its bytes."""
+    return 1.0 if pitch % 128 == 0 else UNALIGNED * (1.0 if pitch % 32 == 0 else HALF_SECTORS)
+
+
+def _cycles(p: Problem, t: GemmTile) -> float:
+    """Return the cycles of an SM for a step. Tensor cores read 32 bytes of 64 rows and of all columns along k at once
+    from shared memory, and take at least as long as that.
+    """
+    if p.kind == "float32":
+        return t.bm * t.bn * t.bk / 128 * FMA_CYCLES * (1 + FMA_EDGE * (16 / t.bm + 16 / t.bn))
+    cycles = t.bm / 64 * t.bk * p.item / 32 * max(t.bn / 2, 1.33 * (16 + t.bn / 4))
+    if p.kind == "fp8_long":
+        cycles += PROMOTION * t.bm * t.bn / t.warps
+    if p.kind == "tf32" and p.layout[0] == "t" and "a" not in t.copies:
+        cycles += THROUGH_REGISTERS * t.bm * t.bk / t.warps
+    return cycles
 
 
 def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: int) -> GemmTile:
@@ -319,43 +314,11 @@ class Schedule(NamedTuple):
     steps_per_split: int
 
 
-@functools.lru_cache(4096)
-def persistent_schedule(tiles: int, steps: int, programs: int, split: int = 0) -> Schedule:
-    """Return full rounds over the programs, and leftover tiles in non-empty parts. `split` 0 means `best_split`."""
-    split = min(split or best_split(tiles, steps, programs), steps)
-    steps_per_split = -(-steps // split)
-    split = -(-steps // steps_per_split)
-    full = tiles if split == 1 else tiles // programs * programs
-    if full == tiles:
-        return Schedule(tiles, 0, 1, steps)
-    return Schedule(full, tiles - full, split, steps_per_split)
-
-
-def simt_schedule(tiles: int, steps: int, sm_count: int, tile: GemmTile) -> Schedule:
-    """Return the schedule of a GEMM without tensor cores. Few tiles are split, so that several programs share an SM."""
-    split = tile.split
-    if split == 0 and tiles < 2 * sm_count:
-        split = min(PROGRAMS_PER_SM * sm_count // max(tiles, 1), steps // MIN_STEPS, MAX_SPLIT)
-    return split_schedule(tiles, steps, split)
-
-
-def split_schedule(tiles: int, steps: int, split: int) -> Schedule:
-    """Return all tiles in `split` non-empty parts."""
-    steps_per_split = -(-steps // max(split, 1))
-    split = -(-steps // max(steps_per_split, 1))
-    return Schedule(0, tiles, split, steps_per_split) if split > 1 else Schedule(tiles, 0, 1, steps)
-
-
-def best_split(tiles: int, steps: int, programs: int) -> int:
-    """Return the number of parts along k for each tile left over after full rounds over the programs. A round of parts
-    costs its share of the steps, plus storing and adding the parts. Splits must save a twentieth of the total.
+def schedule_of(tiles: int, steps: int, programs: int, split: int, is_persistent: bool = True) -> Schedule:
+    """Return the schedule of tiles in `split` non-empty parts each; of persistent programs, only those left over after
+    full rounds are split.
     """
-    rounds, leftover = divmod(tiles, programs)
-    if leftover == 0 or steps < 2:
-        return 1
-    best, least = 1, steps * (1 - (rounds + 1) / 20)
-    for split in range(2, min(MAX_SPLIT, steps) + 1):
-        cost = -(-leftover * split // programs) * (-(-steps // split) + SPLIT_COST) + REDUCE_COST
-        if cost < least:
-            best, least = split, cost
-    return best
+    steps_per_split = max(-(-steps // split), 1)
+    split = max(-(-steps // steps_per_split), 1)
+    full = tiles if split == 1 else tiles // programs * programs if is_persistent else 0
+    return Schedule(tiles, 0, 1, steps) if full == tiles else Schedule(full, tiles - full, split, steps_per_split)

@@ -28,7 +28,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float32, int32, int64
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
-from genesis.kernels.gemm.tiles import MAX_SPLIT, split_schedule
+from genesis.kernels.gemm.tiles import MAX_SPLIT, schedule_of
 from genesis.shapes import Shape, numel
 
 PARTS = 64  # the most windows whose partial sums are loaded at a time
@@ -400,7 +400,8 @@ def add_to_few_targets(
     program_targets, bl, bn = tile
     tiles = triton.cdiv(lines, bl) * triton.cdiv(targets, program_targets)
     most = PROGRAMS_PER_SM * backend_of(target.device).driver.properties.sm_count // tiles
-    s = split_schedule(tiles, triton.cdiv(count, bn), max(1, min(most, triton.cdiv(count, bn) // 4, MAX_SPLIT)))
+    split = max(1, min(most, triton.cdiv(count, bn) // 4, MAX_SPLIT))
+    s = schedule_of(tiles, triton.cdiv(count, bn), 1, split, is_persistent=False)
     parts = empty((s.split, targets, lines), float32, target.device) if s.split > 1 else None
     extents = zip((targets, count, count), (sx, si, sv), steps, strict=True)
     wide = any(needs_int64((*sizes, n), (*line, step)) for n, line, step in extents)
