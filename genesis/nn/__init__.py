@@ -24,6 +24,7 @@ from genesis.nn.channel_layers import (
     ReplicationPad1d,
     ZeroPad1d,
 )
+from genesis.nn.head_losses import AdaptiveLogSoftmaxWithLoss, LinearCrossEntropyLoss
 from genesis.nn.layers import (
     Dropout,
     Embedding,
@@ -32,6 +33,7 @@ from genesis.nn.layers import (
     Hardtanh,
     Identity,
     LayerNorm,
+    LazyLinear,
     Linear,
     RMSNorm,
     SwiGLU,
@@ -39,7 +41,8 @@ from genesis.nn.layers import (
 )
 from genesis.nn.lora import LoRALinear
 from genesis.nn.module import Module, ModuleDict, ModuleList, Sequential
-from genesis.nn.parameter import Parameter
+from genesis.nn.parameter import Buffer, Parameter
+from genesis.nn.parameter_containers import ParameterDict, ParameterList
 from genesis.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNBase, RNNCell, RNNCellBase
 from genesis.nn.transformer import (
     MultiheadAttention,
@@ -53,9 +56,11 @@ from genesis.nn.transformer import (
 globals().update(applied)
 
 __all__ = [  # noqa: PLE0604  modules of one function are generated
+    "AdaptiveLogSoftmaxWithLoss",
     "Attention",
     "BatchNorm1d",
     "Bilinear",
+    "Buffer",
     "CircularPad1d",
     "ConstantPad1d",
     "Conv1d",
@@ -74,7 +79,9 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "LSTM",
     "LSTMCell",
     "LayerNorm",
+    "LazyLinear",
     "Linear",
+    "LinearCrossEntropyLoss",
     "LoRALinear",
     "Module",
     "ModuleDict",
@@ -82,6 +89,8 @@ __all__ = [  # noqa: PLE0604  modules of one function are generated
     "MultiheadAttention",
     "PReLU",
     "Parameter",
+    "ParameterDict",
+    "ParameterList",
     "RMSNorm",
     "RNN",
     "RNNBase",
@@ -113,4 +122,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'genesis.nn' has no attribute {name!r}")
 
 
-check_calls(globals(), ("KVCache", "Parameter"))  # modules check their keywords themselves
+check_calls(globals(), ("KVCache", "Parameter", "Buffer"))  # modules check their keywords themselves

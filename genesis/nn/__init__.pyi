@@ -24,6 +24,8 @@ from genesis.nn.channel_layers import PReLU as PReLU
 from genesis.nn.channel_layers import ReflectionPad1d as ReflectionPad1d
 from genesis.nn.channel_layers import ReplicationPad1d as ReplicationPad1d
 from genesis.nn.channel_layers import ZeroPad1d as ZeroPad1d
+from genesis.nn.head_losses import AdaptiveLogSoftmaxWithLoss as AdaptiveLogSoftmaxWithLoss
+from genesis.nn.head_losses import LinearCrossEntropyLoss as LinearCrossEntropyLoss
 from genesis.nn.layers import Dropout as Dropout
 from genesis.nn.layers import Embedding as Embedding
 from genesis.nn.layers import EmbeddingBag as EmbeddingBag
@@ -31,6 +33,7 @@ from genesis.nn.layers import Flatten as Flatten
 from genesis.nn.layers import Hardtanh as Hardtanh
 from genesis.nn.layers import Identity as Identity
 from genesis.nn.layers import LayerNorm as LayerNorm
+from genesis.nn.layers import LazyLinear as LazyLinear
 from genesis.nn.layers import Linear as Linear
 from genesis.nn.layers import RMSNorm as RMSNorm
 from genesis.nn.layers import SwiGLU as SwiGLU
@@ -40,7 +43,10 @@ from genesis.nn.module import Module as Module
 from genesis.nn.module import ModuleDict as ModuleDict
 from genesis.nn.module import ModuleList as ModuleList
 from genesis.nn.module import Sequential as Sequential
+from genesis.nn.parameter import Buffer as Buffer
 from genesis.nn.parameter import Parameter as Parameter
+from genesis.nn.parameter_containers import ParameterDict as ParameterDict
+from genesis.nn.parameter_containers import ParameterList as ParameterList
 from genesis.nn.recurrent import GRU as GRU
 from genesis.nn.recurrent import LSTM as LSTM
 from genesis.nn.recurrent import RNN as RNN
@@ -66,12 +72,14 @@ __all__ = [
     "LSTM",
     "RNN",
     "SELU",
+    "AdaptiveLogSoftmaxWithLoss",
     "AlphaDropout",
     "Attention",
     "BCELoss",
     "BCEWithLogitsLoss",
     "BatchNorm1d",
     "Bilinear",
+    "Buffer",
     "CircularPad1d",
     "ConstantPad1d",
     "Conv1d",
@@ -101,8 +109,10 @@ __all__ = [
     "L1Loss",
     "LSTMCell",
     "LayerNorm",
+    "LazyLinear",
     "LeakyReLU",
     "Linear",
+    "LinearCrossEntropyLoss",
     "LoRALinear",
     "LogSigmoid",
     "LogSoftmax",
@@ -120,6 +130,8 @@ __all__ = [
     "PReLU",
     "PairwiseDistance",
     "Parameter",
+    "ParameterDict",
+    "ParameterList",
     "PoissonNLLLoss",
     "RMSNorm",
     "RNNBase",

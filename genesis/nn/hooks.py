@@ -38,6 +38,7 @@ class Hook(NamedTuple):
     kwargs: bool = False
     always: bool = False
     before: bool = False
+    kind: str = ""  # of a state hook: "saves", "saved", "loads" or "loaded"
 
 
 def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHandle:

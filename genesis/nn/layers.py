@@ -12,7 +12,7 @@ from genesis.errors import ShapeError, UsageError
 from genesis.nn import functional as F
 from genesis.nn import init
 from genesis.nn.module import Module, changed_settings
-from genesis.nn.parameter import Parameter
+from genesis.nn.parameter import Parameter, replace_array
 from genesis.random import Generator
 from genesis.shapes import Shape
 from genesis.tensor import Tensor
@@ -48,6 +48,33 @@ class Linear(Module):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
+
+
+class LazyLinear(Linear):
+    """A `Linear` layer that takes `in_features` from its first input, or from a state that it loads.
+
+    Before that its weight is empty. Build the optimizer afterwards.
+    """
+
+    def __init__(self, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(0, out_features, bias, device, dtype)
+        self.register_load_state_dict_pre_hook(_take_from_state)
+
+    def _take(self, like: Tensor) -> None:
+        """Become a `Linear` layer for the last dimension of a tensor."""
+        self.in_features, old = like.shape[-1], self.weight
+        replace_array(old, init.new((self.out_features, self.in_features), old.device, old.dtype).array)
+        self.reset_parameters()
+        self.__class__ = Linear  # type: ignore[assignment]
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._take(input)
+        return Linear.forward(self, input)
+
+
+def _take_from_state(layer: Linear, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    if isinstance(layer, LazyLinear) and f"{prefix}weight" in state:
+        layer._take(state[f"{prefix}weight"])
 
 
 class Embedding(Module):

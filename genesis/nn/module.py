@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import numpy as np
-
-from genesis.array import Array, from_numpy
 from genesis.autograd.graph import HookHandle
-from genesis.errors import DTypeError, IndexRangeError, ModelError, UsageError, escape
-from genesis.functions.transfer import moved
+from genesis.errors import DTypeError, IndexRangeError, UsageError
+from genesis.functions.create import empty_like
 from genesis.keywords import refuse_unknown
 from genesis.nn.hooks import BackwardWatch, Hook, call_watches, hook_in, hooks_of
-from genesis.nn.parameter import Parameter, cuda_device, move, targets
-from genesis.op import registry
+from genesis.nn.parameter import Buffer, Parameter, cuda_device, move, replace_array, targets
+from genesis.nn.state import LoadResult, extras, hooked, load, members, no_extra_state, refuse_extra_state
 from genesis.tensor import Tensor
-
-SHOWN = 10  # names in an error, because the weights of another model can have thousands
-
-
-class LoadResult(NamedTuple):
-    """Names that the state lacks, and names in the state that the module does not have."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-    def __repr__(self) -> str:  # as torch prints it
-        names = f"_IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
-        return names if self.missing_keys or self.unexpected_keys else "<All keys matched successfully>"
 
 
 class Changes:
@@ -58,6 +42,7 @@ class Module:
     _pre_hooks: dict[int, Hook]
     _forward_hooks: dict[int, Hook]
     _backward_hooks: dict[int, Hook]
+    _state_hooks: dict[int, Hook]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Raises KeywordError for a keyword that `__init__` does not take."""
@@ -75,6 +60,7 @@ class Module:
             "_pre_hooks": {},
             "_forward_hooks": {},
             "_backward_hooks": {},
+            "_state_hooks": {},
         }
         self.__dict__.update(own)
 
@@ -134,7 +120,9 @@ class Module:
         kinds: tuple[type, ...] = (Parameter, Module, Tensor)
         for table, kind in zip(tables, kinds, strict=True):
             assert table is not None
-            if isinstance(value, kind) and (kind is not Tensor or name in table):
+            if isinstance(value, kind) and (kind is not Tensor or name in table or isinstance(value, Buffer)):
+                if isinstance(value, Buffer):
+                    (self._transient.discard if value.persistent else self._transient.add)(name)
                 self._forget(name, keep=table)
                 table[name] = value
                 return
@@ -202,9 +190,9 @@ class Module:
         if "_parameters" not in self.__dict__:
             raise UsageError(f"{type(self).__name__}.{name} is set too early", next="call super().__init__() first")
         if not name or "." in name:
-            raise UsageError(f"{name!r} cannot name a part of a module: it is empty or contains a dot")
+            raise PartNameError(f"{name!r} cannot name a part of a module: it is empty or contains a dot")
         if name not in table and hasattr(self, name):
-            raise UsageError(f"{type(self).__name__} already has an attribute {name!r}")
+            raise PartNameError(f"{type(self).__name__} already has an attribute {name!r}")
 
     # --- Traversing the tree ------------------------------------------------------------------------------------------
 
@@ -273,6 +261,18 @@ class Module:
                 raise MissingMemberError(f"{type(self).__name__} has no submodule {target!r}")
         return module  # type: ignore[no-any-return]
 
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Put a module at a dotted path, whose parent exists; with `strict` it replaces an existing one."""
+        path, _, name = target.rpartition(".")
+        if not name or not isinstance(module, Module):
+            raise UsageError(
+                f"set_submodule({target!r}) got a {type(module).__name__}", next="pass a path and a module"
+            )
+        parent = self.get_submodule(path)
+        if (strict or hasattr(parent, name)) and not isinstance(getattr(parent, name, None), Module):
+            raise MissingMemberError(f"{type(self).__name__} has no submodule {target!r} to replace")
+        setattr(parent, name, module)
+
     def get_parameter(self, target: str) -> Parameter:
         """The parameter at a dotted path."""
         path, _, name = target.rpartition(".")
@@ -293,12 +293,12 @@ class Module:
 
     def state_dict(self, prefix: str = "", keep_vars: bool = False) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by dotted name, sharing memory. Tied ones have all their names."""
-        state: dict[str, Tensor] = {}
-        for path, module in self.named_modules(prefix=prefix.rstrip("."), remove_duplicate=False):
-            persistent = {n: b for n, b in module._buffers.items() if n not in module._transient}
-            for name, tensor in (*module._parameters.items(), *persistent.items()):
-                if tensor is not None:
-                    state[f"{path}.{name}" if path else name] = tensor if keep_vars else tensor.detach()
+        for before, module, hook in hooked(self, "saves", prefix):
+            hook(module, before, keep_vars)
+        state = {name: tensor if keep_vars else tensor.detach() for name, tensor in members(self, prefix)}
+        state.update({name: module.get_extra_state() for name, module in extras(self, prefix).items()})
+        for before, module, hook in hooked(self, "saved", prefix):
+            hook(module, state, before, {})
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> LoadResult:
@@ -314,8 +314,9 @@ class Module:
         Raises:
             ModelError: if the state does not fit; it lists up to ten names of each kind and their number.
         """
-        own = self.state_dict(keep_vars=True)
-        return load_state(type(self).__name__, own, state_dict, strict, self if assign else None)
+        return load(self, state_dict, strict, assign)
+
+    get_extra_state, set_extra_state = no_extra_state, refuse_extra_state
 
     # --- Changing the whole tree --------------------------------------------------------------------------------------
 
@@ -391,6 +392,27 @@ class Module:
         """Cast to bfloat16."""
         return self.to(dtype="bfloat16")
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Replace the memory of parameters, buffers and gradients by that of `fn(tensor)`."""
+        for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
+            grad = tensor.grad
+            replace_array(tensor, fn(tensor.detach()).array)
+            if grad is not None:
+                tensor.grad = fn(grad.detach())
+        return self
+
+    def type(self, dst_type: Any) -> Self:
+        """Cast all parameters and buffers, also integer ones."""
+        return self._apply(lambda t: t.type(dst_type))
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> Self:
+        """Move to a device without copying values."""
+        return self._apply(lambda t: empty_like(t, device=t.device if device is None else device), recurse)
+
+    def share_memory(self) -> Self:
+        """Call `Tensor.share_memory_` on parameters and buffers, which raises on the CPU."""
+        return self._apply(lambda t: t.share_memory_())
+
     # --- Hooks --------------------------------------------------------------------------------------------------------
 
     def register_forward_pre_hook(
@@ -432,7 +454,32 @@ class Module:
         """Call `hook(module, grad_output)` before backward. A result other than None replaces `grad_output`."""
         return hook_in(self._backward_hooks, Hook(hook, before=True), prepend)
 
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, prefix, keep_vars)` before `state_dict`."""
+        return hook_in(self._state_hooks, Hook(hook, kind="saves"))
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, state_dict, prefix, {})` after `state_dict`, children first; it may change the dict."""
+        return hook_in(self._state_hooks, Hook(hook, kind="saved"))
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, state_dict, prefix, {}, strict, missing, unexpected, errors)` before a state is loaded.
+
+        It may change the dict, a copy, and add names or messages to the lists. Messages are raised.
+        """
+        return hook_in(self._state_hooks, Hook(hook, kind="loads"))
+
+    def _register_load_state_dict_pre_hook(self, hook: Callable[..., Any], with_module: bool = False) -> HookHandle:
+        return self.register_load_state_dict_pre_hook(hook if with_module else lambda _, *args: hook(*args))
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, result)` after loading. It may empty the lists of missing and unexpected names."""
+        return hook_in(self._state_hooks, Hook(hook, kind="loaded"))
+
     # --- Text ---------------------------------------------------------------------------------------------------------
+
+    def _get_name(self) -> str:
+        return type(self).__name__
 
     def extra_repr(self) -> str:
         """The module's settings, as `repr` shows them."""
@@ -445,7 +492,7 @@ class Module:
     def __repr__(self) -> str:
         lines = self._parts_repr()
         extra = self.extra_repr()
-        if not lines:
+        if not lines and "\n" not in extra:
             return f"{type(self).__name__}({extra})"
         inside = "\n".join([extra, *lines] if extra else lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {inside}\n)"
@@ -467,71 +514,15 @@ def clear_gradients(parameters: Iterable[Tensor], set_to_none: bool) -> None:
                 parameter.grad.zero_()
 
 
-def listed(names: Sequence[str]) -> str:
-    """List at most ten names, then the number of the others."""
-    shown = ", ".join(escape(n) for n in names[:SHOWN])
-    return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN} more"
-
-
-def load_state(
-    owner: str, targets: Mapping[str, Tensor], state: Mapping[str, Any], strict: bool, root: Module | None = None
-) -> LoadResult:
-    """Copy `state` into `targets`, cast to their dtypes, or assign it in `root`; see `Module.load_state_dict`."""
-    if not isinstance(state, Mapping):
-        raise ModelError(f"a state is a dict of tensors by name, not a {type(state).__name__}")
-    arrays: dict[str, Array] = {}
-    for name, value in state.items():
-        if not isinstance(value, (Tensor, np.ndarray)):
-            raise ModelError(f"{escape(name)} is a {type(value).__name__}, not a tensor")
-        arrays[name] = value.array if isinstance(value, Tensor) else from_numpy(value)
-    # Collect missing and unexpected names and wrong shapes. Any name of a tied parameter will do.
-    names: dict[int, list[str]] = {}  # all names of each tensor
-    for name, tensor in targets.items():
-        names.setdefault(id(tensor), []).append(name)
-    missing = [n for n, t in targets.items() if not any(a in arrays for a in names[id(t)])]
-    unexpected = [n for n in arrays if n not in targets]
-    shapes = [
-        f"{n} is {list(arrays[n].shape)}, expected {list(t.array.shape)}"
-        for n, t in targets.items()
-        if n in arrays and arrays[n].shape != t.array.shape
-    ]
-    kinds = ({"missing": missing, "unexpected": unexpected} if strict else {}) | {"of the wrong shape": shapes}
-    problems = [f"{len(each)} {kind}: {listed(each)}" for kind, each in kinds.items() if each]
-    if problems:
-        raise ModelError(
-            f"the state does not fit {owner}: {'; '.join(problems)}",
-            next="load weights of the same architecture and sizes",
-        )
-    # The values of a tied parameter must agree.
-    for name, tensor in targets.items():
-        first = next((a for a in names[id(tensor)] if a in arrays), name)
-        same = name not in arrays or arrays[name] is arrays[first]
-        if not same and not np.array_equal(arrays[name].numpy(), arrays[first].numpy()):
-            raise ModelError(
-                f"{escape(first)} and {escape(name)} are tied in {owner}, but their values in the state differ",
-                next="load it into a model with untied weights",
-            )
-    # Everything fits, so copying cannot fail half-way.
-    new: dict[int, Tensor] = {}
-    for name, tensor in targets.items():
-        used = [a for a in names[id(tensor)] if a in arrays]
-        if root is not None and used:
-            value = state[used[0]] if isinstance(state[used[0]], Tensor) else Tensor(arrays[used[0]])
-            if isinstance(tensor, Parameter) and not isinstance(value, Parameter):
-                value = Parameter(value, tensor.requires_grad)
-            path, _, last = name.rpartition(".")
-            value = new.setdefault(id(tensor), value.requires_grad_(tensor.requires_grad))
-            setattr(root.get_submodule(path), last, value)
-        elif name in arrays:
-            registry["cast"](moved(arrays[name], tensor.device), dtype=tensor.array.dtype, out=tensor.array)
-    return LoadResult(missing, unexpected)
-
-
 # --- Containers -------------------------------------------------------------------------------------------------------
 
 
 class MissingMemberError(UsageError, AttributeError):
     """A module has no member of this name and kind."""
+
+
+class PartNameError(UsageError, KeyError):
+    """A name that no part of a module can have."""
 
 
 class MissingNameError(IndexRangeError, KeyError):
@@ -550,6 +541,20 @@ class _Numbered(Module):
         if not -count <= index < count:
             raise IndexRangeError(f"module {index} does not exist: the container has {count}")
         return str(index % count)
+
+    def pop(self, key: int | slice) -> Any:
+        """Remove a module and return it."""
+        module = self[key]
+        del self[key]
+        return module
+
+    def __add__(self, other: Iterable[Module]) -> Any:
+        made = type(self)()
+        made.extend(self)
+        return made.extend(other)
+
+    def __iadd__(self, other: Iterable[Module]) -> Any:
+        return self.extend(other)
 
     def append(self, module: Module) -> Any:
         """Add a module at the end."""
@@ -635,13 +640,13 @@ class ModuleList(_Numbered):
 class ModuleDict(Module):
     """A dict of modules that are registered as submodules."""
 
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
         super().__init__()
         self.update(modules or {})
 
-    def update(self, modules: Mapping[str, Module]) -> None:
-        """Add or replace modules by name."""
-        for name, module in modules.items():
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add or replace modules by name: of a mapping, or of pairs."""
+        for name, module in dict(modules).items():
             self[name] = module
 
     def __getitem__(self, name: str) -> Any:

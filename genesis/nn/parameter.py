@@ -46,6 +46,17 @@ class Parameter(Tensor):
         return copied
 
 
+class Buffer(Tensor):
+    """A tensor that a module registers as a buffer when it is assigned; see `Module.register_buffer`."""
+
+    __slots__ = ("persistent",)
+
+    def __init__(self, data: Tensor | None = None, *, persistent: bool = True) -> None:
+        data = Parameter(requires_grad=False) if data is None else data
+        super().__init__(data.array, requires_grad=data.requires_grad)
+        self.persistent = persistent
+
+
 def replace_array(tensor: Tensor, array: Array) -> None:
     """Replace the memory of a leaf, for example by memory on another device. References to the tensor stay valid."""
     tensor.array = label(array, "parameter") if isinstance(tensor, Parameter) else array
