@@ -132,6 +132,10 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Te
 
 
 def _run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+    """Run the op in the order in which memory holds the queries: without a view if that is by head."""
+    _, by_head, by_token, _ = q.array.strides
+    if by_head >= by_token and q.array.shape[1] == k.array.shape[1]:
+        return apply(attention, q, k, v, scale=scale, causal=is_causal, window=0, by_head=True)[0]  # type: ignore[no-any-return]
     inputs = (x.transpose(1, 2) for x in (q, k, v))
     return apply(attention, *inputs, scale=scale, causal=is_causal, window=0)[0].transpose(1, 2)  # type: ignore[no-any-return]
 

@@ -33,9 +33,23 @@ BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for ef
 SAFE_SCORE = 40.0  # no maximum is subtracted from scores within ±40: e^±40 and their sums fit easily into float32
 
 
+def by_token(x: Array, by_head: bool = True) -> Array:
+    """Return a view of x `[B, H, T, D]` as `[B, T, H, D]` if `by_head`, else x."""
+    if not by_head:
+        return x
+    (b, h, t, d), (sb, sh, st, sd) = x.shape, x.strides
+    return x.view((b, t, h, d), (sb, st, sh, sd))
+
+
 def _infer(
-    q: Array, k: Array, v: Array, starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0
-) -> tuple[Spec, Spec]:
+    q: Array, k: Array, v: Array, starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0,
+    by_head: bool = False,
+) -> tuple[Spec, Spec]:  # fmt: skip
+    if by_head and q.ndim == k.ndim == v.ndim == 4:
+        if q.shape[1] != k.shape[1]:
+            raise ShapeError(f"attention by head takes as many key heads as query heads, got {q.shape} and {k.shape}")
+        given, (q, k, v) = q.spec, (by_token(x) for x in (q, k, v))
+        return given, _infer(q, k, v, starts, scale=scale, causal=causal, window=window)[1]
     if not (q.ndim == k.ndim == v.ndim == 4) or k.shape != v.shape:
         raise ShapeError(
             f"attention takes q [B, T, Hq, D] and k, v [B, S, Hkv, D], got {q.shape}, {k.shape}, {v.shape}"
@@ -193,9 +207,9 @@ def _each_head(work: Callable[[int, slice, np.ndarray], None], q: np.ndarray, k:
         parallel(process_parts, batch * len(parts), elements)
 
 
-def _flops(inputs: tuple[Array, ...], attrs: dict[str, object]) -> int:
+def _flops(inputs: tuple[Array, ...], attrs: dict[str, Any]) -> int:
     """Return the FLOPs of the two matmuls, half of them for causal attention."""
-    q, k = inputs[0], inputs[1]
+    q, k = (by_token(x, attrs.get("by_head", False)) for x in inputs[:2])
     full = 4 * q.shape[0] * q.shape[2] * q.shape[1] * k.shape[1] * q.shape[3]
     return full // 2 if attrs.get("causal", True) else full
 
@@ -225,6 +239,7 @@ def attention(
     scale: float,
     causal: bool = True,
     window: int = 0,
+    by_head: bool = False,
 ) -> None:
     """o = softmax(scale·q·kᵀ)·v over the visible keys; the second output is the LSE of the scores (no gradient).
 
@@ -235,10 +250,13 @@ def attention(
         starts: `[B, T]`, the first key position that each query sees (the start of its document), or None.
         causal: mask the keys after the query.
         window: if positive, a query sees only the last `window` keys up to its own.
+        by_head: q, k, v and o are `[B, H, T, D]`, with as many key heads as query heads.
 
     A query that sees no key returns 0. Source of forward and backward: Dao, "FlashAttention-2", 2023.
     """
     o, lse = out
+    if by_head:
+        o, q, k, v = (x.swapaxes(1, 2) for x in (o, q, k, v))
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 
@@ -291,23 +309,27 @@ def _visible(q: Array, keys: int, starts: Array | None, causal: bool, window: in
 
 def _backward_plain(
     g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array, starts: Array | None = None, *,
-    scale: float, causal: bool = True, window: int = 0,
+    scale: float, causal: bool = True, window: int = 0, by_head: bool = False,
 ) -> tuple[Array, ...]:  # fmt: skip
     """The gradients by ops on arrays, with all scores in memory."""
+    if by_head:
+        g, q, k, v, o = (permute(x, dims=(0, 2, 1, 3)) for x in (g, q, k, v, o))
+        found = _backward_plain(g, q, k, v, o, lse, starts, scale=scale, causal=causal, window=window)
+        return tuple([permute(d, dims=(0, 2, 1, 3)) for d in found])
     (batch, _, _, size), (keys, shared) = q.shape, k.shape[1:3]
 
-    def by_head(x: Array) -> Array:  # [B, T, H, D] -> [B, Hkv, G, T, D]
+    def grouped(x: Array) -> Array:  # [B, T, H, D] -> [B, Hkv, G, T, D]
         x = x if x.dtype is lse.dtype else cast(x, dtype=lse.dtype)
-        grouped = reshaped(x, (batch, x.shape[1], shared, x.shape[2] // max(shared, 1), size))
-        return permute(grouped, dims=(0, 2, 3, 1, 4))
+        parts = reshaped(x, (batch, x.shape[1], shared, x.shape[2] // max(shared, 1), size))
+        return permute(parts, dims=(0, 2, 3, 1, 4))
 
-    def by_token(x: Array, like: Array) -> Array:
+    def back(x: Array, like: Array) -> Array:
         if x.shape[2] * shared != like.shape[2]:  # keys and values: summed over the queries that share them
             x = sum_to_shape(x, shape=(batch, shared, 1, *x.shape[3:]))
         d = reshaped(permute(x, dims=(0, 3, 1, 2, 4)), like.shape)
         return d if d.dtype is like.dtype else cast(d, dtype=like.dtype)
 
-    gh, qh, kh, vh = (by_head(x) for x in (g, q, k, v))
+    gh, qh, kh, vh = (grouped(x) for x in (g, q, k, v))
     scores, seen = mul(matmul(qh, transposed(kh)), scale), _visible(q, keys, starts, causal, window)
     scores = scores if seen is None else where(seen, scores, -math.inf)
     total = logsumexp(scores, axes=-1, keepdim=True)
@@ -315,7 +337,7 @@ def _backward_plain(
     dp = matmul(gh, transposed(vh))
     ds = mul(mul(p, sub(dp, sum_of(mul(dp, p), axes=-1, keepdim=True))), scale)
     grads = matmul(ds, kh), matmul(transposed(ds), qh), matmul(transposed(p), gh)
-    return tuple([by_token(d, like) for d, like in zip(grads, (q, k, v), strict=True)])
+    return tuple([back(d, like) for d, like in zip(grads, (q, k, v), strict=True)])
 
 
 def _packed_plain(
@@ -348,9 +370,12 @@ def attention_backward(
     scale: float,
     causal: bool = True,
     window: int = 0,
+    by_head: bool = False,
 ) -> None:
     """dv = pᵀ·g, ds = p·(g·vᵀ - delta), dq = scale·ds·k, dk = scale·dsᵀ·q with p = e^(s - lse), delta = Σ g·o."""
     dq, dk, dv = out
+    if by_head:
+        dq, dk, dv, g, q, k, v, o = (x.swapaxes(1, 2) for x in (*out, g, q, k, v, o))
     group = q.shape[2] // k.shape[2]
     blocks = _all_blocks(q, k, starts, causal, window)
 

@@ -83,6 +83,8 @@ def _view_op(
         vjp: by default, g is put into zeros of the source's shape.
     """
 
+    layout = functools.lru_cache(4096)(layout)
+
     def infer(x: Array, **attrs: Any) -> Spec:
         return Spec(layout(x.shape, x.strides, **attrs).shape, x.dtype)
 
@@ -129,8 +131,12 @@ def _permute_layout(shape: Shape, strides: Shape, *, dims: Shape) -> Layout:
 
 def _permute_vjp(ctx: Context, g: Array) -> Grads:
     """dx = g with the inverse permutation."""
-    dims = ctx.attrs["dims"]
-    return (permute(g, dims=tuple(dims.index(i) for i in range(len(dims)))),)
+    return (permute(g, dims=_inverse(ctx.attrs["dims"])),)
+
+
+@functools.lru_cache(4096)
+def _inverse(dims: Shape) -> Shape:
+    return tuple([dims.index(i) for i in range(len(dims))])
 
 
 permute = _view_op("permute", _permute_layout, lambda x, *, dims: np.transpose(x, dims), _permute_vjp)

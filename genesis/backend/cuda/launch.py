@@ -178,6 +178,8 @@ class Recorder:
                 return Source(i, 0)
         storage = array.storage
         shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
+        if len(shared) > 1:  # one operand given twice: the call's key says so
+            shared = list({id(self.operands[i]): i for i in shared}.values())
         if len(shared) > 1:  # all weights of a model may share one storage
             first, last = _extent(array)
             spans = {i: _extent(self.operands[i]) for i in shared}

@@ -55,7 +55,7 @@ from genesis.kernels.elements import work_type
 from genesis.kernels.gemm.copies import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.norm.rope import rope
 from genesis.kernels.pointwise.elementwise import elementwise, identity
-from genesis.ops.attention import parts_of
+from genesis.ops.attention import by_token, parts_of
 from genesis.ops.shape import contiguous
 
 PROGRAMS = 1024  # dK/dV programs that balance a triangle of work over the SMs
@@ -108,9 +108,10 @@ def forward_into(
 @cuda_impl("attention")
 def attention(
     out: tuple[Array, Array], q: Array, k: Array, v: Array, doc_starts: Array | None = None, *, scale: float,
-    causal: bool = True, window: int = 0,
+    causal: bool = True, window: int = 0, by_head: bool = False,
 ) -> None:  # fmt: skip
-    o, lse = out
+    lse = out[1]
+    o, q, k, v = (by_token(x, by_head) for x in (out[0], q, k, v))
     if q.size and k.size:
         forward_into(o, lse, q, k, v, doc_starts, scale, causal, window)
     else:
@@ -293,10 +294,11 @@ def _spilled_chunk_into(
 @cuda_impl("attention_backward")
 def attention_backward(
     out: tuple[Array, Array, Array], g: Array, q: Array, k: Array, v: Array, o: Array, lse: Array,
-    doc_starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0,
+    doc_starts: Array | None = None, *, scale: float, causal: bool = True, window: int = 0, by_head: bool = False,
 ) -> None:  # fmt: skip
     if q.size and k.size:
-        backward_into(out, g, q, k, v, o, lse, doc_starts, scale, causal, window)
+        dq, dk, dv, g, q, k, v, o = (by_token(x, by_head) for x in (*out, g, q, k, v, o))
+        backward_into((dq, dk, dv), g, q, k, v, o, lse, doc_starts, scale, causal, window)
     else:
         for x in out:
             clear(x)

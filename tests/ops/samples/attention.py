@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,25 @@ def packed_small(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list
     return [made for case in small(rng, shapes) if (made := packed(case, 0))]
 
 
+def by_head(cases: list[Case]) -> list[Case]:
+    """The cases with as many key heads as query heads, with operands `[B, H, T, D]`."""
+    equal = [case for case in cases if len({x.shape[2] for x in case.inputs if x.ndim == 4}) == 1]
+    return [
+        Case(tuple([x.swapaxes(1, 2) if x.ndim == 4 else x for x in case.inputs]), {**case.attrs, "by_head": True})
+        for case in equal
+    ]
+
+
+def of_heads(oracle: Callable[..., Pair]) -> Callable[..., Pair]:
+    """The oracle for operands by head."""
+
+    def swapped(*operands: np.ndarray, by_head: bool, **attrs: Any) -> Pair:
+        results = oracle(*[x.swapaxes(1, 2) if x.ndim == 4 else x for x in operands], **attrs)
+        return tuple([x.swapaxes(1, 2) if x.ndim == 4 else x for x in results])
+
+    return swapped
+
+
 def packed_terms(case: Case) -> int:
     """As `terms`."""
     _, t, _, d = packed_shape(case)
@@ -251,6 +271,25 @@ ROWS = [
                 ShapeError,
                 "gradient",
             ),
+        ),
+        reduction=terms,
+    ),
+    Rows(
+        "attention",
+        of_heads(attention_oracle),
+        lambda rng: by_head(attentions(rng)),
+        grads=lambda rng: by_head(small(rng)),
+        errors=((Case((X, X[:, :1], X[:, :1]), {"scale": 1.0, "by_head": True}), ShapeError, "key heads"),),
+        reduction=terms,
+        inner=1,
+    ),
+    Rows(
+        "attention_backward",
+        of_heads(backward_oracle),
+        lambda rng: by_head(backwards(rng)),
+        dtypes=("float64", "float32"),
+        errors=(
+            (Case((X[:, :1], X, X, X, X, np.ones((1, 2, 2))), {"scale": 1.0, "by_head": True}), ShapeError, "grad"),
         ),
         reduction=terms,
     ),
