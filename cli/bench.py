@@ -116,10 +116,7 @@ def bench_all(
 def measure(
     context: typer.Context, kind: str, names: Sequence[str], wanted: Sequence[str], steps: Request | None = None
 ) -> None:
-    """Measure ops, and then a model's steps, with the options of the command line; write and print the report.
-
-    `wanted` are size classes; empty for those of the device.
-    """
+    """Measure ops of these size classes, and then a model's steps; write and print the report."""
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
     from genesis.measure import suite

@@ -77,11 +77,7 @@ def made_folder(out: str | Path) -> Path:
 
 
 def show(report: Shown, lines: Iterable[str], json: str | None) -> None:
-    """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead.
-
-    Raises:
-        UsageError: `json` is a folder. DiskError: writing failed.
-    """
+    """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead. Raises: DiskError."""
     from genesis.files.atomic import write_file
     from genesis.files.boundary import boundary
     from genesis.files.filesystem import DEFAULT

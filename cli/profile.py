@@ -73,11 +73,7 @@ def profile(
 
 
 def is_run(context: typer.Context) -> bool:
-    """Whether the command line profiles a training run, not an op.
-
-    Raises:
-        UsageError: it names neither or both, or has an option of the other one.
-    """
+    """Whether the command line profiles a training run, not an op. Raises UsageError: it mixes them."""
     given = measured.given_in(context)
     run, op = "config" in given, "op" in given
     if run == op:
@@ -146,11 +142,7 @@ def _shapes_and_axes(asked: SimpleNamespace) -> tuple[list[Shape], list[Axes]]:
 
 
 def profile_run(context: typer.Context, asked: SimpleNamespace) -> None:
-    """Profile the first steps of a run, print the report, and write the files into the folder `--out`.
-
-    Raises:
-        GenesisError: as `genesis train` does.
-    """
+    """Profile the first steps of a run, print the report, and write the files into the folder `--out`."""
     from genesis.backend import CPU
     from genesis.cuda import nvtx
     from genesis.files.atomic import write_file

@@ -142,10 +142,7 @@ class Profiler:
         self.stop()
 
     def start(self) -> None:
-        """Begin step 0, as entering the block does.
-
-        Raises: UsageError: another profile is running. DeviceError: a CUDA graph is being captured, as in `step`.
-        """
+        """Begin step 0, as the block does. Raises UsageError in another profile, DeviceError in a capture."""
         if _running or recorders:
             raise UsageError("a profile inside a profile", next="end the other one first; record_function names parts")
         self.step_num, self._recordings, self._steps = 0, [], []
@@ -240,10 +237,7 @@ class Profiler:
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
-        """Write stacks, outermost first, with microseconds: the format of flamegraph.pl.
-
-        The metric "self_cuda_time_total" is for kernels; others than these two are a UsageError.
-        """
+        """Write stacks, outermost first, with microseconds: for flamegraph.pl; "self_cuda_time_total" is of kernels."""
         write_file(Path(path), collapsed(self._stacks(metric)))
 
     def export_flame_graph(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:

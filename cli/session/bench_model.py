@@ -23,11 +23,10 @@ from genesis.dtypes import as_dtype
 from genesis.errors import DeviceError, DistributedError, GenesisError, InterruptedRun, OutOfMemoryError
 from genesis.measure import run
 from genesis.measure.limits import Limits, limits_of
-from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, PeerError, Ratio, ratio_of, started
 from genesis.measure.record import Column, Failure, Table, format_seconds
 from genesis.measure.run import UNTIL_CAPTURED, Recorded, Subject, Sums, free_graphs, plain_steps, recorded_steps
-from genesis.measure.session import Recording
+from genesis.measure.session import Recording, peak_bytes
 from genesis.measure.timing import Plan, Timing, measure
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import steps_of
@@ -162,11 +161,8 @@ def random_steps(state: TrainState, device: Device, notes: list[str]) -> Subject
 
 
 def timed(subject: Subject, ranks: Ranks, plan: Plan) -> Timing:
-    """The time of a step on the slowest rank; all ranks call this together.
-
-    The plan's clock sums the times that the ranks exchange, so that all ranks take the same number of steps.
-    """
-    clock = 0.0
+    """The time of a step on the slowest rank; all ranks call this together, and take the same number of steps."""
+    clock = 0.0  # the sum of the times that the ranks exchange, so that all end together
 
     def sample(_: int) -> float:
         nonlocal clock
@@ -235,10 +231,7 @@ def measured_case(
 def each_case(
     request: Request, limits: Limits, child: Child | None = None, ranks: Ranks = ALONE
 ) -> Iterator[Case | Failure]:
-    """Measure each case of a model with random weights. In ranks a case that fails ends the job.
-
-    On a terminal stderr shows the progress.
-    """
+    """Measure each case of a model with random weights. In ranks a case that fails ends the job."""
     model = build(request.config, seed=0, device=str(request.device), dtype=request.dtype)
     model.activation_checkpointing = request.checkpointing
     model.train()
@@ -280,11 +273,7 @@ SIZES = (
 
 
 def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
-    """The sizes of torch's model for sequences of `length` tokens.
-
-    Raises:
-        PeerError: torch's model has other layers.
-    """
+    """The sizes of torch's model for sequences of `length` tokens. Raises PeerError: it has other layers."""
     model = without_memory(config)
     names = {name.partition(".layers.0.")[2].removesuffix(".weight") for name, _ in model.named_parameters()} - {""}
     if unknown := names - LEAN - QKV_BIAS - HEAD_NORMS:
@@ -301,10 +290,7 @@ def lean_config(config: ModelConfig, length: int) -> dict[str, object]:
 
 
 def compare(case: Case, subject: Subject, child: Child, request: Request, ranks: Ranks) -> None:
-    """Interleave rounds of our steps and torch's, each by its slowest rank. If torch fails, a note says why.
-
-    All ranks call this together. torch's processes form another group.
-    """
+    """Interleave rounds of our steps and torch's, each by its slowest rank. If torch fails, a note says why."""
     with tempfile.TemporaryDirectory() as folder:  # torch's processes find each other by a file in it
         place = ranks.from_main("torch's meeting place", f"{folder}/{case.label}")
         group = {"rank": ranks.rank, "size": ranks.size, "place": place} if ranks.size > 1 else None
@@ -399,10 +385,7 @@ def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
 
 @contextmanager
 def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
-    """The ranks that measure and end together; this process alone if no launcher started others.
-
-    `command` must be the same on all ranks; `is_quiet` prints nothing about ranks.
-    """
+    """The ranks that measure and end together; this process alone if no launcher started others."""
     if not is_rank():
         yield ALONE
         return
@@ -431,11 +414,7 @@ class Measured:
 
 
 def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
-    """All ranks measure each case together, then the first rank measures it alone. Only its result is complete.
-
-    Raises:
-        UsageError, DeviceError: torch is missing.
-    """
+    """All ranks measure each case, then the first alone; only its result is complete. Raises: torch is missing."""
     device, dtype = request.device, as_dtype(request.dtype)
     rates = list(vars(limits_of(device, dtype)).values())[2:] if ranks.is_main else None
     found = Measured(request, Limits(device, dtype, *ranks.from_main("limits", rates)))

@@ -135,10 +135,7 @@ def _columns(host: float, device: float) -> Iterator[Column]:
 def averages(
     recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
 ) -> EventList:
-    """The events of recordings, summed by name, with or without modules.
-
-    Input shapes can separate rows, and so can a number of innermost Python calls; 0 for none.
-    """
+    """The events of recordings by name; modules may be events, and shapes or so many Python calls may separate rows."""
     nowhere, hidden = (OUTSIDE, (), ()), ("wait",) if has_modules else ("wait", "module")
     rows: dict[RowKey, Average] = {}
 

@@ -429,11 +429,7 @@ def supported() -> list[str]:
 
 
 def op_named(name: str) -> tuple[Op, Kind]:
-    """An op and its kind, by its name in the registry, an alias, or "module:name" for a user's op.
-
-    Raises:
-        UsageError: the op does not exist.
-    """
+    """An op and its kind, by its name, an alias, or "module:name" for a user's op. Raises UsageError."""
     user = load_op(name) if ":" in name else user_ops.get(name)
     if user is not None:
         return user.op, replace(KINDS["elementwise"], make=functools.partial(of_user, user))
@@ -546,11 +542,7 @@ class Passes(NamedTuple):
 
 
 def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> Passes:
-    """Record a call once and return its passes.
-
-    Raises:
-        UsageError: the call's result has no gradient.
-    """
+    """Record a call once and return its passes. Raises UsageError: the result has no gradient."""
     tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in inputs]
     leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
     forward = functools.partial(apply, op, *tensors, **attrs)

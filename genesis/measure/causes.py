@@ -23,8 +23,8 @@ from genesis.dtypes import float32, uint8
 from genesis.errors import GenesisError
 from genesis.measure.kernels import Launch, launches_of
 from genesis.measure.limits import Limits, cuda_backend, filled, has_gpu_time, time_on_gpu, wait_for
-from genesis.measure.memory import peak_bytes
 from genesis.measure.record import format_bytes, format_seconds, format_share
+from genesis.measure.session import peak_bytes
 from genesis.measure.timing import Plan, cold_calls, measure, of_wall
 from genesis.op import Op, execute, observe, registry
 

@@ -14,8 +14,8 @@ from genesis.autograd import no_grad
 from genesis.backend import CPU, Device, backend_for
 from genesis.errors import NumericError
 from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
-from genesis.measure.memory import peak_bytes
 from genesis.measure.record import Column, Table, format_ratio
+from genesis.measure.session import peak_bytes
 from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
@@ -66,11 +66,7 @@ PASSES = [
 
 
 def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: float | None = 1e-4) -> list[Way]:
-    """Measure each way of doing the work.
-
-    Raises:
-        NumericError: a result differs from the first one by more than the tolerance; None if they differ by design.
-    """
+    """Measure each way. Raises NumericError: a result differs from the first one by more than the tolerance."""
     with no_grad():
         if tolerance is not None:
             (first, call), *others = ways.items()

@@ -98,11 +98,7 @@ def cuda_backend(device: Device) -> CudaBackend:
 
 
 def time_on_gpu(call: Callable[[], object], device: Device, wall: float, plan: Plan) -> Timing:
-    """GPU time of a call that takes `wall` seconds eagerly, measured by replays of a CUDA graph.
-
-    Raises:
-        DeviceError: a CUDA graph cannot capture the call.
-    """
+    """GPU time of a call that takes `wall` seconds, by replays of a graph. Raises DeviceError: no graph can hold it."""
     with of_graph(call, cuda_backend(device), graph_calls(wall)) as sample:
         return measure(sample, plan)
 

@@ -22,9 +22,9 @@ from genesis.measure.causes import Call, Finding, Subject
 from genesis.measure.kernels import Launch, launches_of, stages_of
 from genesis.measure.limits import COLUMNS as LIMITS
 from genesis.measure.limits import Limits, has_gpu_time, limits_of, time_on_gpu, wait_for
-from genesis.measure.memory import peak_bytes
 from genesis.measure.peer import Child, Ratio, versus
 from genesis.measure.record import Column, Failure, Table
+from genesis.measure.session import peak_bytes
 from genesis.measure.timing import Plan, Timing, measure, of_wall
 from genesis.op import execute
 from genesis.shapes import Shape
@@ -152,11 +152,7 @@ def profile_op(
 
 
 def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
-    """Measure one case against the limits of its device and dtype.
-
-    Raises:
-        UsageError: the settings request a gradient, and the result has none.
-    """
+    """Measure one case. Raises UsageError: the settings request a gradient, and the result has none."""
     notes, device, plan = list[str](), case.device, settings.plan
 
     def times(call: Call) -> tuple[Timing, Timing | None, list[Launch]]:

@@ -117,10 +117,7 @@ Entry = tuple[tuple[str, ...], float, float, int]  # names of a row, seconds of 
 
 
 class Sums:
-    """A mean recorded step. On a GPU its time runs from the first kernel's start to the last one's end.
-
-    With `limits` it compares the times of ops with the least that their bytes and FLOPs take.
-    """
+    """A mean recorded step, on a GPU from the first kernel to the last. With `limits`, ops have shares of them."""
 
     def __init__(self, recorded: Recorded, on_gpu: bool, limits: Limits | None = None) -> None:
         self.mode, self.steps, self.on_gpu, self._limits = recorded.mode, recorded.steps, on_gpu, limits

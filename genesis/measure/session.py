@@ -7,17 +7,19 @@ the other: neither a graph nor the comm stream overlaps them while they are mark
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cpu import pool
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
 from genesis.measure.limits import wait_for
-from genesis.measure.memory import MemoryWatch, Track
 from genesis.measure.recorder import OUTSIDE, Frame, Recorder, callers, decorated, shadowed
 
 if TYPE_CHECKING:
@@ -172,6 +174,50 @@ class Marks:
             yield
 
 
+class Change(NamedTuple):
+    """An allocation, or a free with negative `nbytes`, and the bytes allocated after it."""
+
+    at: float  # seconds of `time.perf_counter`
+    nbytes: int
+    frame: Frame | None  # the host's innermost one; None for the first entry, the bytes that exist before
+    allocated: int
+
+
+class Track(NamedTuple):
+    """A device's memory over time, which a trace shows as a counter."""
+
+    device: Device
+    changes: Sequence[Change]
+
+
+class MemoryWatch:
+    """Records a pool's allocations and frees while `watching` is entered, with the host's innermost frame."""
+
+    def __init__(self, device: Device, current: Callable[[], Frame]) -> None:
+        self._current, self._device = current, device
+        self._pool: Any = pool if device == CPU else cast(Any, backend_for(device)).pool
+        self.begin()
+
+    def begin(self) -> None:
+        self._changes: list[tuple[float, int, Frame | None]] = [(time.perf_counter(), self._pool.allocated, None)]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        def watch(address: int, nbytes: int) -> None:
+            self._changes.append((time.perf_counter(), nbytes, self._current()))
+
+        self._pool.watch = watch
+        try:
+            yield
+        finally:
+            self._pool.watch = None
+
+    def track(self) -> Track:
+        """The memory since `begin`."""
+        totals = itertools.accumulate(nbytes for _, nbytes, _ in self._changes)
+        return Track(self._device, [Change(*each, total) for each, total in zip(self._changes, totals, strict=True)])
+
+
 @dataclass(frozen=True)
 class Recording:
     """A stretch of time; moments are seconds of `time.perf_counter`."""
@@ -274,3 +320,27 @@ class Session:
             file, line, _ = next(callers(), ("genesis", 0, ""))
             wait = replace(around, level="wait", name=what, start=started, end=end, lines=(f"{file}:{line}",))
             self.recorder.frames.append(wait)
+
+
+def peak_bytes(call: Callable[[], object], device: Device) -> int:
+    """Peak bytes of a call's outputs and temporaries, on the CPU including numpy's. The call must have run before."""
+    if device != CPU:
+        backend = cast("CudaBackend", backend_for(device))
+        backend.driver.synchronize()
+        backend.pool.settle()
+        backend.pool.reset_peak()
+        before = backend.pool.allocated
+        call()
+        return backend.pool.max_allocated - before
+    pool.trim()  # only fresh memory is traced
+    was_tracing = tracemalloc.is_tracing()
+    if not was_tracing:
+        tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        call()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        if not was_tracing:
+            tracemalloc.stop()

@@ -55,11 +55,7 @@ class Results:
 
 
 def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
-    """The requested ops, each once, sorted by category; all ops where none are named.
-
-    Raises:
-        UsageError: there is no such op or category, or none of these ops is in the category.
-    """
+    """The requested ops, each once, sorted by category; all ops where none are named. Raises UsageError."""
     if category is not None and category not in CATEGORIES:
         known = ", ".join(CATEGORIES)
         raise UsageError(f"{quote(category)} is not a category", where="--category", next=f"use one of {known}")
@@ -75,11 +71,7 @@ def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
 
 
 def jobs(names: Iterable[str], sizes: Sequence[str], *, every_axis: bool) -> list[Job]:
-    """The cases of these ops: each size, over each of the kind's axes or over the first of them.
-
-    Raises:
-        UsageError: there is no such size.
-    """
+    """The cases of these ops: each size, over each of the kind's axes or over the first of them. Raises UsageError."""
     for size in sizes:
         if size not in SIZES:
             raise UsageError(f"{quote(size)} is not a size", where="--size", next=f"use one of {', '.join(SIZES)}")
@@ -266,10 +258,7 @@ def earlier_runs(folder: Path, report: Report) -> Rows:
 
 
 def changes_table(earlier: Rows, measured: Iterable[Measured]) -> Table:
-    """The table that compares each case with the last run that has it.
-
-    The text shows the cases that changed by more than the noise, or the largest change if none did.
-    """
+    """Each case compared with the last run that has it. People see the changes beyond noise, or else the largest."""
     changes = []
     for row in Table("ops", "", COLUMNS, measured).rows:
         before = earlier.get((row["case"], row["dtype"])) or dict[str, Any](wall=0.0, gpu=0.0)

@@ -174,10 +174,7 @@ def of_graph(call: Callable[[], object], backend: CudaBackend, held: int) -> Ite
 
 @contextmanager
 def cold_calls(call: Callable[[], object], backend: CudaBackend) -> Iterator[Sampler]:
-    """A sampler of single calls, each after a fill that evicts its inputs from the L2.
-
-    The host launches the call while the fill runs, so the host's time does not count.
-    """
+    """A sampler of single calls, each launched during a fill that evicts its inputs from the L2."""
     size = CACHES * backend.driver.properties.l2
     room = backend.allocate(size)
     with _timed(backend) as seconds:

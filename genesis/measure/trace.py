@@ -21,11 +21,7 @@ Stack = tuple[str, ...]
 
 
 def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> bytes:
-    """Recordings as the JSON of a trace. Times are microseconds since the first one began.
-
-    Args:
-        steps: name, start and end of each step, by `time.perf_counter`.
-    """
+    """Recordings, and steps by name, start and end, as a trace in JSON. Times count from the first recording."""
     begin = min((min(each.start, each.marked) for each in recordings), default=0.0)
 
     def nanoseconds(at: float) -> int:

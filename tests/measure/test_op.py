@@ -14,9 +14,9 @@ from genesis.errors import DeviceError, UsageError
 from genesis.measure import kernels, limits
 from genesis.measure import op as measuring
 from genesis.measure.cases import choices, make_case, supported
-from genesis.measure.memory import peak_bytes
 from genesis.measure.op import BANDS, COLUMNS, Measured, Settings, profile_case, profile_op, tables_of
 from genesis.measure.record import Failure, Report
+from genesis.measure.session import peak_bytes
 from genesis.op import execute, registry
 from tests.measure.quick import PLAN, made_limits, small_limits
 
