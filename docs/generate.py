@@ -22,7 +22,7 @@ __all__ = ["PAGES", "api_pages", "configuration_page", "is_current"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODULES = (
     "genesis", "genesis.nn", "genesis.nn.functional", "genesis.optim", "genesis.optim.lr_scheduler",
-    "genesis.optim.swa_utils", "genesis.autograd",
+    "genesis.optim.swa_utils", "genesis.autograd", "genesis.distributions",
     "genesis.cuda", "genesis.custom", "genesis.profiler", "genesis.utils.data", "genesis_models",
 )  # fmt: skip
 

@@ -50,8 +50,8 @@ check_calls(globals(), ("DType", "Device", "layout", "memory_format", "promote_t
 
 
 _LAZY = {
-    "amp", "backends", "compiler", "cuda", "custom", "distributed", "func", "linalg", "profiler", "special", "testing",
-    "utils",
+    "amp", "backends", "compiler", "cuda", "custom", "distributed", "distributions", "func", "linalg", "profiler",
+    "special", "testing", "utils",
 }  # fmt: skip
 
 

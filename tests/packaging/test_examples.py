@@ -21,6 +21,7 @@ WITHOUT = {
     r"autograd\.(Function|FunctionContext|TensorBase|apply_?|detect_anomaly|jacobians)$": "takes more than a line",
     r"autograd\.set_detect_anomaly$|DType$|set_num_interop_threads$|index_plan$": "takes more than a line",
     r"optim\.(Optimizer|Schedule|WSD|Constant|Cosine|Linear|OneCycle|Sequential|Step|make_schedule)$": "a run sets it",
+    r"distributions\.Distribution$": "to derive from",
     r"optim\.lr_scheduler\.LRScheduler$|utils\.data\.(Dataset|IterableDataset|ChainDataset|Sampler)$": "to derive from",
     r"Tensor\.(accumulate_grad|claim_gradient_slot|current_node|edge|set_grad|take_memory|wrap)$": "for the tape",
     r"[Ll]ayout$": "has one value, strided",
