@@ -9,8 +9,9 @@ from genesis.compiler.blocks import BlockStep
 from genesis.compiler.compiled import Compiled, CompiledModule, everything
 from genesis.compiler.explain import Explanation
 from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like
-from genesis.compiler.graph import Graph, Value
+from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import OpStep, Program, is_random
+from genesis.compiler.windows import Windows
 from genesis.errors import UsageError
 from genesis.keywords import check_calls
 from genesis.nn.module import Module
@@ -26,7 +27,12 @@ def schedule(graph: Graph) -> Program:
         from genesis.compiler.source import expression_of, step_of
 
         make = step_of
-        fusion = Fusion(graph, lambda call: point_like(call) and expression_of(call) is not None, reductions=True)
+
+        def is_point(call: Call) -> bool:
+            return point_like(call) and expression_of(call) is not None
+
+        graph = Windows(graph, is_point).graph
+        fusion = Fusion(graph, is_point, reductions=True)
     else:
         fusion = Fusion(
             graph, lambda call: devices == {"cpu"} and point_like(call) and not is_random(call), reductions=False

@@ -46,7 +46,6 @@ class Group:
             without reductions over trailing dimensions.
         places: for each value of the group, its strides over `space`: 0 in a dimension that it does not depend on.
         partial: calls that end the group with partial results.
-        loads: strides over `space` of the operands that the kernel loads from memory.
     """
 
     space: Shape
@@ -54,7 +53,6 @@ class Group:
     calls: list[Call] = field(default_factory=list)
     places: dict[Value, Shape] = field(default_factory=dict)
     partial: list[Call] = field(default_factory=list)
-    loads: dict[Value, Shape] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -77,7 +75,10 @@ class Group:
         if call.op.name in REDUCTIONS:
             return self._add_reduction(call)
         lift = self.lift(call)
-        if lift is None or not all(self._readable(x, lift) for x in call.inputs if isinstance(x, Value)):
+        operands = [x for x in call.inputs if isinstance(x, Value)]
+        if call.op.name == "place" and operands[0].root in self.places:  # it reads other elements than it computes
+            return False
+        if lift is None or not all(self._readable(x, lift) for x in operands):
             return False
         self.calls.append(call)
         out = call.outputs[0]

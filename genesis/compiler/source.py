@@ -51,8 +51,8 @@ def expression_of(call: Call) -> Expression | None:
         return Expression(identity, (source,), work_type(dtype), bool_)
     if name == "fill":
         return Expression(identity, (call.attrs["value"],), work_type(out.dtype), bool_)
-    if name == "dropout":  # `_Writer.dropout` writes it
-        return Expression(identity, call.inputs[:1], work_type(out.dtype), bool_) if len(call.inputs) == 2 else None
+    if name in ("dropout", "place", "choose"):  # `_Writer` writes them
+        return Expression(identity, call.inputs[:1], work_type(out.dtype), bool_)
     stand_ins: dict[int, Value] = {}
 
     def stand_in(x: Any) -> Any:
@@ -99,7 +99,7 @@ class GroupStep:
     kernel: Any
     operands: list[Value]  # windows, in the order of the kernel's pointers
     stored: list[Value]
-    indices: list[Shape]  # strides over the space of the element numbers that random calls read
+    strides: list[Shape]  # over the space: of what is stored, of the operands and of the indices
     tile: tuple[int, int]  # R, C; or BLOCK, 0
 
     @property
@@ -129,14 +129,12 @@ class GroupStep:
         if group.split is None:
             tiles = -(-numel(group.space) // self.tile[0])
         else:
-            tiles = -(-group.rows // self.tile[0])
+            tiles = -(-group.rows // self.tile[0]) * -(-group.columns // self.tile[1])
         resident = 32 // warps(self.tile[0] * max(1, self.tile[1]))
         return min(tiles, backend.persistent_programs(resident)) if group.partial else tiles
 
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
-        group, space = self.group, self.group.space
-        strides = [group.places[v] for v in self.stored]
-        strides += [*(group.loads[v] for v in self.operands), *self.indices]
+        group, space, strides = self.group, self.group.space, self.strides
         if group.split is None:
             order = memory_order(space, strides[0] if self.stored else contiguous_strides(space))
             sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
@@ -184,13 +182,17 @@ class _Writer:
         after: statements behind the loop over tiles, which store partial results.
         stored: values that the kernel stores.
         operands: windows that the kernel loads, in the order of its pointers a0, a1, …
-        indices: strides over the space of the element numbers e0, e1, …, which random calls read.
+        windows: strides of the operands over the space.
+        indices: strides over the space of the element numbers e0, e1, … that calls read.
         globals: the names that the source uses.
     """
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
         self.group, self.stored = group, stored
+        self.windows: list[Shape] = []
         self.indices: list[Shape] = []
+        # Without reductions a tile holds a part of the columns.
+        self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.lines: list[str] = []
         self.after: list[str] = []
         self.operands: list[Value] = []
@@ -232,16 +234,22 @@ class _Writer:
             "[1, 1]": ("r * 0", "r == 0"),
         }[shape]
 
-    def load(self, v: Value, strides: Shape) -> str:
-        """The register that holds an operand from memory, in its work type."""
-        key = (v.root, v.offset, strides)
+    def load(self, v: Value, strides: Shape, more: tuple[str, int] = ("", 0)) -> str:
+        """The register that holds an operand from memory, in its work type.
+
+        Args:
+            more: an additional condition of the load, and an offset of its addresses.
+        """
+        key = (v.root, v.offset, strides, more)
         if key not in self.loaded:
             name = f"a{len(self.operands)}"
             self.operands.append(v)
-            self.group.loads[v] = strides
+            self.windows.append(strides)
             shape = self.shape_of(strides)
             where, mask = self.address(name, shape)
-            if shape == "[1, 1]":
+            if more[0]:
+                where, mask = f"{where} - {more[1]}", f"{mask} & {more[0]}"
+            elif shape == "[1, 1]":
                 where, mask = "tl.full([1, 1], 0, tl.int32)", "None"
             self.lines.append(
                 f"x{name} = converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})  # {shape}"
@@ -308,6 +316,37 @@ class _Writer:
             self.shapes[name] = self.shapes[y]
         return f"{x} * {name}"
 
+    def index(self, strides: Shape) -> str:
+        """The name of an index that has these strides over the space."""
+        if strides not in self.indices:
+            self.indices.append(strides)
+        return f"e{self.indices.index(strides)}"
+
+    def coordinate(self, call: Call) -> str:
+        """The coordinate of the elements of a tile in the dimension of a call, as an expression."""
+        out, dim = call.outputs[0], call.attrs["dim"]
+        place = broadcast_strides(out.shape, tuple(int(d == dim) for d in range(len(out.shape))), self.group.space)
+        return self.address(self.index(place), self.shape_of(place))[0]
+
+    def place(self, call: Call) -> None:
+        """A load with a mask."""
+        (x,), out, dim, start = call.inputs, call.outputs[0], call.attrs["dim"], call.attrs["start"]
+        at = self.coordinate(call)
+        inside = f"({at} >= {start}) & ({at} < {start + x.shape[dim]})"
+        strides = broadcast_strides(out.shape, x.strides, self.group.space)
+        value = self.load(x, strides, (inside, start * x.strides[dim]))
+        work = work_type(out.dtype)
+        self.keep(call, f"tl.where({inside}, {value}, tl.zeros_like({value}))", work, self.shape_of(strides))
+
+    def choose(self, call: Call) -> None:
+        """A choice by coordinate."""
+        out, at = call.outputs[0], self.coordinate(call)
+        work = work_type(out.dtype)
+        *first, text = [self.operand(x, call, work) for x in call.inputs]
+        for value, end in reversed(list(zip(first, call.attrs["ends"], strict=False))):
+            text = f"tl.where({at} < {end}, {value}, {text})"
+        self.keep(call, text, work, self.shape_of(self.group.places[out]))
+
     def dropout(self, call: Call) -> None:
         """A dropout: the words of a counter decide about four elements that are neighbours in row-major order."""
         (x, position), out, space, k = call.inputs, call.outputs[0], self.group.space, self.group.split
@@ -315,10 +354,9 @@ class _Writer:
         lift = self.group.lift(call)
         assert lift is not None
         strides, place = lift(out.shape, contiguous_strides(out.shape)), self.group.places[out]
-        e, pointer = f"e{len(self.indices)}", f"a{len(self.operands)}"
-        self.indices.append(strides)
+        e, pointer = self.index(strides), f"a{len(self.operands)}"
         self.operands.append(position)
-        self.group.loads[position] = (0,) * len(space)
+        self.windows.append((0,) * len(space))
         attrs = f"{call.attrs['offset']}, {min(int(p * 2.0**32), 0xFFFFFFFF)}"
         shape, value = self.shape_of(place), self.operand(x, call, work)
         if k is None:
@@ -329,7 +367,7 @@ class _Writer:
             where, aligned = "tile * BLOCK + tl.arange(0, BLOCK // 4) * 4", True
         else:
             fours = shape[-2] == "C" and self.group.columns > 2 and collapse(space[k:], strides[k:])[1] == (1,)
-            where = f"offsets(r, rows, r{e}) + tl.arange(0, C // 4)[None, :] * 4"
+            where = f"offsets(r, rows, r{e}) + first + tl.arange(0, C // 4)[None, :] * 4"
             aligned = all(st % 4 == 0 for st in strides[:k])
         if fours:
             keeps = f"{self.function(random.kept_fours, 'kept_fours')}({pointer}, {where}, {attrs}, {aligned})"
@@ -418,8 +456,13 @@ class _Writer:
             sizes = ["rows_count", "columns_count", "programs", "rows", "columns"]
             arguments = [*pointers, *sizes, *(f"r{e}" for e in each), *(f"c{e}" for e in each)]
             constants, count = "R: tl.constexpr, C: tl.constexpr", "tl.cdiv(rows_count, R)"
-            head = ["c = tl.arange(0, C)[None, :]  # [1, C]", "k = c < columns_count  # [1, C]"]
+            head = ["c = (first + tl.arange(0, C))[None, :]  # [1, C]", "k = c < columns_count  # [1, C]"]
             tile = ["r = (tile * R + tl.arange(0, R))[:, None]  # [R, 1]", "m = r < rows_count  # [R, 1]"]
+            if self.is_blocked:
+                parts = "tl.cdiv(columns_count, C)"
+                head, tile = [], [f"first = tile % {parts} * C", f"tile = tile // {parts}", *head, *tile]
+            else:
+                head.insert(0, "first = 0")
         for j, call in enumerate(totals):
             start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
             head.append(f"t{j} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
@@ -470,29 +513,50 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
         stored: values that something outside of the group reads.
     """
     stored = [v for v in stored if v in group.places]
-    writer = _Writer(group, stored)
-    for call in group.calls:
-        if call in group.partial:
-            writer.total(group.partial.index(call), call)
-        elif call.op.name in REDUCTIONS:
-            writer.reduction(call)
-        elif call.op.name == "dropout":
-            writer.dropout(call)
-        else:
-            writer.point(call)
-    for j, v in enumerate(stored):
-        writer.store(j, v)
+    writer = _written(group, stored)
+    strides = [*(group.places[v] for v in stored), *writer.windows, *writer.indices]
+    if group.split is None and not group.partial and (split := _rows(group.space, strides)) is not None:
+        group.split = split  # no divisions of element numbers
+        writer = _written(group, stored)
     title = "_".join([*(call.op.name for call in group.calls[:4]), str(next(_numbers))])
     source = writer.source(title, len(stored))
     if group.split is None:
         tile = (1024, 0)
+    elif writer.is_blocked:
+        columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
+        tile = (1024 // columns, columns)
     else:
         columns = triton.next_power_of_2(group.columns)
         tile = (max(1, min(2048 // columns, triton.next_power_of_2(group.rows))), columns)
     reads = list(dict.fromkeys(v.root for v in writer.operands))
     results = [*stored, *(call.outputs[0] for call in group.partial)]
     kernel = _jit(source, title, writer.globals)
-    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, writer.indices, tile)
+    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, strides, tile)
+
+
+def _written(group: Group, stored: list[Value]) -> _Writer:
+    """The lines of a group's kernel."""
+    writer = _Writer(group, stored)
+    for call in group.calls:
+        if call in group.partial:
+            writer.total(group.partial.index(call), call)
+        elif call.op.name in REDUCTIONS:
+            writer.reduction(call)
+        elif call.op.name in ("dropout", "place", "choose"):
+            getattr(writer, call.op.name)(call)
+        else:
+            writer.point(call)
+    for j, v in enumerate(stored):
+        writer.store(j, v)
+    return writer
+
+
+def _rows(space: Shape, strides: list[Shape]) -> int | None:
+    """How many leading dimensions count rows, if not all merge and the others merge to at least 32 columns."""
+    if len(collapse(space, *strides)[0]) == 1 or memory_order(space, strides[0]) != list(range(len(space))):
+        return None
+    k = next(k for k in range(len(space)) if len(collapse(space[k:], *(each[k:] for each in strides))[0]) == 1)
+    return k if k and numel(space[k:]) >= 32 else None
 
 
 def _jit(source: str, title: str, names: dict[str, Any]) -> Any:

@@ -256,6 +256,35 @@ def test_inputs_change_in_place(device: str, function: Any) -> None:
         assert len(entry[0].region.program.in_place) == 2
 
 
+def halves(x: Any, cos: Any, sin: Any) -> Any:
+    a, b = x.chunk(2, -1)
+    return x * cos + genesis.cat([-b, a], -1) * sin
+
+
+def middle(x: Any, cos: Any, sin: Any) -> Any:
+    y = (x * cos).tanh()
+    z = y[1:-1] * 2 - y[2:] * y[:-2]
+    return genesis.cat([z, x[:1] * sin[:1], z.exp()], 0)
+
+
+def stacked(x: Any, cos: Any, sin: Any) -> Any:
+    pair = genesis.stack([x * cos, sin], 1)
+    return pair + pair.flip(0)
+
+
+@pytest.mark.parametrize(("function", "kernels"), [(halves, 1), (middle, 1), (stacked, None)])
+def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) -> None:
+    compiled, found = genesis.compile(function, fullgraph=True), []
+    for each in (function, compiled):
+        x, cos, sin = ((ramp(6, 40) * (i + 1)).sin().cuda().detach().requires_grad_() for i in range(3))
+        y = each(x, cos, sin)
+        (y * y).sum().backward()
+        found.append([t.detach().cpu().numpy() for t in (y, x.grad, cos.grad, sin.grad)])
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
+    (entry,) = compiled.entries.values()
+    assert kernels is None or len(entry[0].region.program.steps) == kernels
+
+
 # --- Breaks and errors ------------------------------------------------------------------------------------------------
 
 

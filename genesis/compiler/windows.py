@@ -1,0 +1,201 @@
+"""Parts of arrays inside a kernel: `cat` and slices as calls over the whole shape, which fuse with their neighbours.
+
+A kernel computes every value at one element of its space. So a piece of a `cat` becomes a value of the whole shape
+that means something only in its part, and `choose` takes each element from the piece whose part it lies in. Ops that
+compute the piece move behind its placement, down to loads with a mask. A slice of a computed value is computed again
+from slices of the operands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genesis.array import Array, Spec
+from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.program import is_random, run_op
+from genesis.op import Op, registry
+from genesis.shapes import Shape, contiguous_strides
+
+DEPTH = 6  # ops that move behind a placement, or are computed again for a slice
+PARTS = 8  # of a cat
+
+
+def _part(x: Any, dim: int, start: int, end: int) -> Any:
+    """Elements start to end of an array along a dimension."""
+    if not isinstance(x, Array):
+        return x[(slice(None),) * dim + (slice(start, end),)] if hasattr(x, "shape") else x
+    shape = (*x.shape[:dim], end - start, *x.shape[dim + 1 :])
+    return x.view(shape, x.strides, x.offset + start * x.strides[dim])
+
+
+def _place_infer(x: Array, dim: int, start: int, size: int) -> Spec:
+    return Spec((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
+
+
+def _place(out: Any, x: Any, dim: int, start: int, size: int) -> None:
+    out[...] = 0
+    _part(out, dim, start, start + x.shape[dim])[...] = x
+
+
+def _place_on_gpu(out: Array, x: Array, dim: int, start: int, size: int) -> None:
+    run_op(registry["fill"], (out,), (), {"value": 0, "shape": out.shape, "dtype": out.dtype})
+    run_op(registry["copy"], (_part(out, dim, start, start + x.shape[dim]),), (x,), {})
+
+
+def _choose_infer(*parts: Any, dim: int, ends: Shape) -> Spec:
+    first = next(x for x in parts if isinstance(x, Array))
+    return Spec(first.shape, first.dtype)
+
+
+def _choose(out: Any, *parts: Any, dim: int, ends: Shape) -> None:
+    for x, start, end in zip(parts, (0, *ends), ends, strict=False):
+        _part(out, dim, start, end)[...] = _part(x, dim, start, end)
+
+
+def _choose_on_gpu(out: Array, *parts: Any, dim: int, ends: Shape) -> None:
+    for x, start, end in zip(parts, (0, *ends), ends, strict=False):
+        target = _part(out, dim, start, end)
+        if isinstance(x, Array):
+            run_op(registry["cast"], (target,), (_part(x, dim, start, end),), {"dtype": out.dtype})
+        elif target.size:
+            run_op(registry["fill"], (target,), (), {"value": x, "shape": target.shape, "dtype": out.dtype})
+
+
+# x at `start` of a dimension that has `size` elements, among zeros.
+PLACE = Op("place", _place, _place_infer, elementwise=True, family="compiled", cuda_impl=_place_on_gpu)
+# Along a dimension, the elements before ends[0] of the first part, then those before ends[1] of the second, …
+CHOOSE = Op("choose", _choose, _choose_infer, elementwise=True, family="compiled", cuda_impl=_choose_on_gpu)
+
+
+def starts_of(root: Shape, strides: Shape, window: Value | None = None, shape: Shape = (), offset: int = 0) -> Any:
+    """The first element in each dimension of a slice, which differs from the whole only in its sizes; None if none."""
+    if window is not None:
+        shape, offset = window.shape, window.offset
+        if not _same(window.strides, strides, shape):
+            return None
+    if len(shape) != len(root) or any(st <= 0 for st, s in zip(strides, root, strict=True) if s > 1) or 0 in shape:
+        return None
+    starts = [0] * len(root)
+    for d in sorted(range(len(root)), key=lambda d: -strides[d]):
+        if root[d] > 1:
+            starts[d], offset = divmod(offset, strides[d])
+    fits = all(a + s <= n for a, s, n in zip(starts, shape, root, strict=True))
+    return starts if fits and offset == 0 else None
+
+
+def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
+    return len(a) == len(b) == len(shape) and all(x == y or s == 1 for x, y, s in zip(a, b, shape, strict=True))
+
+
+class Windows:
+    """Rewrites a graph.
+
+    Args:
+        is_point: whether a kernel can hold an elementwise call.
+    """
+
+    def __init__(self, graph: Graph, is_point: Callable[[Call], bool]) -> None:
+        self.calls: list[Call] = []
+        self.made_by: dict[Value, Call] = {}
+        self.known: dict[Any, Value] = {}
+        self.kept = set(graph.results)
+        self.is_point = is_point
+        for call in graph.calls:
+            inputs = tuple(self.narrow(x) if isinstance(x, Value) else x for x in call.inputs)
+            call = self._placed(Call(call.op, inputs, call.attrs, call.outputs, call.line))
+            self.calls.append(call)
+            for v in call.outputs:
+                v.call, self.made_by[v] = call, call
+        self.graph = Graph(graph.inputs, self.calls, graph.outputs, graph.writes).without_dead_calls()
+
+    def _placed(self, call: Call) -> Call:
+        """`choose` in place of a cat, or of the scattering of a slice."""
+        out, attrs = call.outputs[0], call.attrs
+        if call.op.name == "cat":
+            parts = [x for x in call.inputs if x.shape != (0,)]
+            dim = attrs["dim"]
+            ends = list(itertools.accumulate(x.shape[dim] for x in parts))
+            if len(parts) > PARTS or any(x.dtype is not out.dtype for x in parts) or not out.size:
+                return call
+        elif call.op.name in ("as_strided_backward", "as_strided_scatter"):
+            *base, value = call.inputs
+            around = base[0] if base else 0
+            root = (base[0].shape, base[0].strides) if base else (attrs["source_shape"], attrs["source_strides"])
+            is_slice = _same(attrs["strides"], root[1], value.shape)
+            starts = starts_of(*root, shape=value.shape, offset=attrs["offset"]) if is_slice else None
+            smaller = [d for d, (s, n) in enumerate(zip(value.shape, root[0], strict=False)) if s != n]
+            if starts is None or len(smaller) != 1 or value.dtype is not out.dtype:
+                return call
+            dim = smaller[0]
+            parts, ends = [around, value, around], [starts[dim], starts[dim] + value.shape[dim], out.shape[dim]]
+            parts, ends = parts[ends[0] == 0 :], ends[ends[0] == 0 :]
+            if ends[-2] == ends[-1]:
+                parts.pop(), ends.pop()
+        else:
+            return call
+        whole = tuple(
+            self.extend(x, dim, start, out.shape[dim]) if isinstance(x, Value) and x.shape != out.shape else x
+            for x, start in zip(parts, (0, *ends), strict=False)
+        )
+        return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs, call.line)
+
+    def _moves(self, x: Value, depth: int) -> Call | None:
+        """The elementwise call that computes a value and can compute it in another shape."""
+        call = self.made_by.get(x)
+        if call is None or depth == 0 or x in self.kept or call.op in (PLACE, CHOOSE) or call.op.name == "overwrite":
+            return None
+        return call if call.op.elementwise and not is_random(call) and self.is_point(call) else None
+
+    def _new(
+        self, key: Any, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], shape: Shape, like: Value
+    ) -> Value:
+        if op.name == "fill":
+            attrs = {**attrs, "shape": shape}
+        value = Value(shape, contiguous_strides(shape), like.dtype, like.device)
+        value.call = self.made_by[value] = Call(op, inputs, attrs, (value,))
+        self.calls.append(value.call)
+        self.known[key] = value
+        return value
+
+    def extend(self, x: Value, dim: int, start: int, size: int, depth: int = DEPTH) -> Value:
+        """A value of the whole shape that is x in its part and anything elsewhere."""
+        shape, at = (*x.shape[:dim], size, *x.shape[dim + 1 :]), dim - len(x.shape)
+        if x.strides[dim] == 0:
+            return x.window(shape, x.strides, x.offset)
+        key = (x.root, x.shape, x.strides, x.offset, dim, start, size)
+        if key in self.known:
+            return self.known[key]
+        call = self._moves(x, depth)
+        if call is None:
+            return self._new(key, PLACE, (x,), {"dim": dim, "start": start, "size": size}, shape, x)
+        inputs = tuple(
+            self.extend(v, len(v.shape) + at, start, size, depth - 1)
+            if isinstance(v, Value) and len(v.shape) >= -at and v.shape[at] == x.shape[at] and v.shape[at] != 1
+            else v
+            for v in call.inputs
+        )
+        return self._new(key, call.op, inputs, call.attrs, shape, x)
+
+    def narrow(self, x: Value, depth: int = DEPTH) -> Value:
+        """A slice of a computed value, computed from slices of the operands; x itself if that is impossible."""
+        root = x.root
+        if root is x or (call := self._moves(root, depth)) is None:
+            return x
+        starts = starts_of(root.shape, root.strides, x)
+        if starts is None:
+            return x
+        key = (root, x.shape, x.offset)
+        if key in self.known:
+            return self.known[key]
+        inputs = []
+        for v in call.inputs:
+            if isinstance(v, Value):
+                skip = len(x.shape) - len(v.shape)
+                whole = [n == root.shape[skip + d] for d, n in enumerate(v.shape)]
+                shape = tuple(x.shape[skip + d] if w else 1 for d, w in enumerate(whole))
+                first = sum(starts[skip + d] * v.strides[d] for d, w in enumerate(whole) if w)
+                v = self.narrow(v.window(shape, v.strides, v.offset + first), depth - 1)
+            inputs.append(v)
+        return self._new(key, call.op, tuple(inputs), call.attrs, x.shape, x)
