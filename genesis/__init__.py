@@ -50,8 +50,8 @@ check_calls(globals(), ("DType", "Device", "layout", "memory_format", "promote_t
 
 
 _LAZY = {
-    "amp", "backends", "compiler", "cuda", "custom", "distributed", "distributions", "func", "linalg", "profiler",
-    "special", "testing", "utils",
+    "amp", "backends", "compiler", "cuda", "custom", "distributed", "distributions", "func", "linalg", "masked",
+    "profiler", "special", "testing", "utils",
 }  # fmt: skip
 
 
@@ -85,6 +85,7 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "compile",
     "compiler",
     "contiguous_format",
+    "masked",
     "memory_format",
     "preserve_format",
     "cuda",

@@ -16,6 +16,7 @@ from genesis import cuda as cuda
 from genesis import custom as custom
 from genesis import errors as errors
 from genesis import linalg as linalg
+from genesis import masked as masked
 from genesis import nn as nn
 from genesis import optim as optim
 from genesis import profiler as profiler
@@ -386,6 +387,7 @@ __all__ = [
     "lu_solve",
     "lu_unpack",
     "manual_seed",
+    "masked",
     "masked_fill",
     "masked_scatter",
     "masked_select",
@@ -449,6 +451,7 @@ __all__ = [
     "pinverse",
     "poisson",
     "polar",
+    "polygamma",
     "positive",
     "pow",
     "prelu",
@@ -2175,6 +2178,9 @@ def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """Return abs·(cos(angle) + i·sin(angle)), of tensors of the same type, float32 or float64."""
+
+def polygamma(n: builtins.int, input: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Return the n-th derivative of digamma. Raises UsageError for a negative n."""
 
 def positive(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return x itself. Raises DTypeError for bools."""

@@ -216,7 +216,7 @@ def combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tenso
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = list(choose(range(x.array.size), r))
     if not rows or not r:
-        return reshape(x[:0], (0, r) if r else (0,))  # type: ignore[no-any-return]
+        return reshape(x[:0], (0, r) if r else (0,))
     return index.getitem(x, _positions(rows, x))
 
 

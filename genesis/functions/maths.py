@@ -265,6 +265,59 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     return wide("logit", formula, x)
 
 
+# B₂ⱼ / (2j)! of the Euler-Maclaurin formula
+_EULER_MACLAURIN = (1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600)
+
+
+def _zeta(s: int, x: Any) -> Any:
+    """Return Σ (x + k)^-s over k ≥ 0, for x > 0."""
+    total, far = pow(x, -s), add(x, 12)
+    for k in range(1, 12):
+        total = add(total, pow(add(x, k), -s))
+    total, rising = add(total, add(div(pow(far, 1 - s), s - 1), pw.mul(pow(far, -s), 0.5))), float(s)
+    for j, factor in enumerate(_EULER_MACLAURIN):
+        total = add(total, pw.mul(pow(far, -s - 2 * j - 1), factor * rising))
+        rising *= (s + 2 * j + 1) * (s + 2 * j + 2)
+    return total
+
+
+@public(method=False, out=True, keywords={"input": "x"})
+def polygamma(n: int, x: Tensor) -> Tensor:
+    """Return the n-th derivative of digamma. Raises UsageError for a negative n."""
+    if n < 0:
+        raise UsageError(f"polygamma: n is {n}", next="pass 0 or more")
+    if n == 0:
+        return pw.digamma(x)
+    sign = -1.0 if n % 2 == 0 else 1.0
+
+    def formula(x: Any) -> Any:
+        # ψn(x) = (-1)ⁿ·ψn(1 - x) - π·dⁿ/dxⁿ cot πx below ½, where the derivative is a polynomial in the cotangent
+        x = to_dtype(x, float64)
+        whole, below = pw.logical_and(pw.le(x, 0), pw.eq(x, pw.floor(x))), pw.lt(x, 0.5)
+        inside = where(whole, 0.25, x)
+        right = pw.mul(_zeta(n + 1, where(below, sub(1.0, inside), inside)), sign * math.factorial(n))
+        cotangent, polynomial = div(1.0, pw.tan(pw.mul(where(below, inside, 0.25), math.pi))), [0.0, 1.0]
+        for _ in range(n):  # P → -(1 + c²)·P'
+            slope = [*[k * c for k, c in enumerate(polynomial)][1:], 0.0, 0.0]
+            polynomial = [-(c + (slope[k - 2] if k > 1 else 0.0)) for k, c in enumerate(slope)]
+        turned = pw.mul(cotangent, 0.0)
+        for c in reversed(polynomial):
+            turned = add(pw.mul(cotangent, turned), c)
+        mirrored = sub(pw.mul(right, -sign), pw.mul(turned, math.pi ** (n + 1)))
+        return where(whole, sign * math.inf, where(below, mirrored, right))
+
+    return wide("polygamma", formula, x)
+
+
+def _polygamma(x: Tensor, n: int) -> Tensor:
+    """Return the n-th derivative of digamma."""
+    return polygamma(n, x)
+
+
+_polygamma.__name__ = _polygamma.__qualname__ = "polygamma"
+public(function=False, in_place=True)(_polygamma)
+
+
 @composed
 def sinc(x: Tensor) -> Tensor:
     """Return sin(πx) / (πx); 1 at 0."""

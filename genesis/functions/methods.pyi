@@ -826,6 +826,10 @@ class Methods:
         """Return a copy in pinned host memory, or x itself if it is pinned. See `to(non_blocking=True)`."""
     def pinverse(self, rcond: float = 1e-15) -> Tensor:
         """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
+    def polygamma(self, n: int) -> Tensor:
+        """Return the n-th derivative of digamma."""
+    def polygamma_(self, n: int) -> Self:
+        """Compute `polygamma` in place."""
     def positive(self, *, out: Tensor | None = None) -> Tensor:
         """Return x itself. Raises DTypeError for bools."""
     def pow(self, exponent: Tensor | float, *, out: Tensor | None = None) -> Tensor:

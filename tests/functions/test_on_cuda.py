@@ -73,7 +73,7 @@ NO_CALL = {
     "einsum", "eye", "full", "ones", "rand", "randn", "randperm", "zeros", "randint", "arange", "linspace", "normal",
     "tensor", "as_tensor", "logspace", "range", "scalar_tensor", "empty_strided", "tril_indices", "triu_indices",
     "as_strided_scatter", "bilinear", "conv_transpose1d", "cosine_embedding_loss", "lu_solve", "orgqr",
-    "nonzero_static", "empty_permuted",
+    "nonzero_static", "empty_permuted", "polygamma", "multi_head_attention_forward",
 }  # fmt: skip
 # With more operands than the calls here have; each is one op, which the op suite runs on both devices.
 FUSED = {

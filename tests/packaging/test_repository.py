@@ -48,7 +48,8 @@ def crowded_kernels(source: str) -> dict[str, int]:
 
 
 IMPORTED_BY_USERS = {
-    "genesis.cuda.nvtx", "genesis.errors", "genesis.func", "genesis.linalg", "genesis.nn.functional", "genesis.nn.init",
+    "genesis.cuda.nvtx", "genesis.errors", "genesis.func", "genesis.linalg", "genesis.masked", "genesis.nn.functional",
+    "genesis.nn.init",
     "genesis.nn.modules.module", "genesis.nn.utils", "genesis.optim.lr_scheduler", "genesis.optim.swa_utils",
     "genesis.profiler", "genesis.random",
     "genesis.saving", "genesis.special", "genesis.testing",
