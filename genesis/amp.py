@@ -7,15 +7,18 @@ tensor(16.)
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from genesis import cuda, optim
-from genesis.autograd import autocast  # noqa: F401  torch.amp has it, too
+from genesis.autograd import autocast, get_autocast_dtype, is_autocast_enabled
+from genesis.dtypes import DType, float64
 from genesis.errors import GradientError
 from genesis.optim import Optimizer
 from genesis.optim.saving import check_saved
+from genesis.tensor import Tensor
 
 _FACTORS = ("growth_factor", "backoff_factor", "growth_interval")
 
@@ -23,6 +26,53 @@ _FACTORS = ("growth_factor", "backoff_factor", "growth_interval")
 def is_autocast_available(device_type: str) -> bool:
     """Whether autocast knows the device type."""
     return device_type in ("cpu", "cuda")
+
+
+def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: DType | None = None) -> Any:
+    """Decorate `forward` of a `Function`, so that `custom_bwd` repeats its autocast in backward.
+
+    Args:
+        cast_inputs: inside autocast, cast float arguments on `device_type` to this type, but for float64, and run
+            `forward` without autocast.
+    """
+    if fwd is None:
+        return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
+
+    @functools.wraps(fwd)
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        ctx._autocast_dtype, is_on = get_autocast_dtype(device_type), is_autocast_enabled(device_type)
+        ctx._used_autocast = is_on and cast_inputs is None
+        if cast_inputs is None or not is_on:
+            return fwd(ctx, *args, **kwargs)
+        with autocast(device_type, enabled=False):
+            cast = functools.partial(_cast, device_type=device_type, dtype=cast_inputs)
+            return fwd(ctx, *cast(args), **cast(kwargs))
+
+    return forward
+
+
+def custom_bwd(bwd: Any = None, *, device_type: str) -> Any:
+    """Decorate `backward` of a `Function`, so that it runs with the autocast that `custom_fwd` noted in forward."""
+    if bwd is None:
+        return functools.partial(custom_bwd, device_type=device_type)
+
+    @functools.wraps(bwd)
+    def backward(ctx: Any, *args: Any) -> Any:
+        with autocast(device_type, dtype=ctx._autocast_dtype, enabled=ctx._used_autocast):
+            return bwd(ctx, *args)
+
+    return backward
+
+
+def _cast(value: Any, device_type: str, dtype: DType) -> Any:
+    """Cast the tensors in a value, and in the dicts, lists and tuples that it holds."""
+    again = functools.partial(_cast, device_type=device_type, dtype=dtype)
+    if isinstance(value, Tensor):
+        takes_part = value.is_floating_point() and value.device.type == device_type and value.dtype is not float64
+        return value.to(dtype) if takes_part else value
+    if isinstance(value, dict):
+        return {key: again(each) for key, each in value.items()}
+    return type(value)(map(again, value)) if isinstance(value, list | tuple) else value
 
 
 class GradScaler(optim.GradScaler):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["is_available", "mark", "range", "range_pop", "range_push"]
+__all__ = ["is_available", "mark", "range", "range_end", "range_pop", "range_push", "range_start"]
 
 
 @functools.cache
@@ -24,7 +24,9 @@ def library() -> Any:
     for path in (folder + name for folder in folders for name in names):
         with contextlib.suppress(OSError, AttributeError):  # the file or its function is missing
             found = ctypes.CDLL(path)
-            found.nvtxRangePushA.argtypes = found.nvtxMarkA.argtypes = [ctypes.c_char_p]
+            for name in ("nvtxRangePushA", "nvtxRangeStartA", "nvtxMarkA"):
+                getattr(found, name).argtypes = [ctypes.c_char_p]
+            found.nvtxRangeStartA.restype, found.nvtxRangeEnd.argtypes = ctypes.c_uint64, [ctypes.c_uint64]
             return found
     return None
 
@@ -42,6 +44,17 @@ def range_push(msg: str) -> int:
 def range_pop() -> int:
     """End the innermost range, and return its depth, or -1 without the library."""
     return int(library().nvtxRangePop()) if is_available() else -1
+
+
+def range_start(msg: str) -> int:
+    """Begin a range that `range_end` ends, also in another thread; return its number, or 0 without the library."""
+    return int(library().nvtxRangeStartA(msg.encode())) if is_available() else 0
+
+
+def range_end(range_id: int) -> None:
+    """End the range of `range_start`."""
+    if is_available():
+        library().nvtxRangeEnd(range_id)
 
 
 def mark(msg: str) -> None:

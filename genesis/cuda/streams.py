@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from genesis.backend.cuda import AnyDevice, find_backend
-from genesis.backend.cuda.stream import Runtime, give_stream, take_stream, use
+from genesis.backend.cuda.stream import Runtime, give_stream, take_stream
 from genesis.errors import DeviceError, UsageError
 
 
@@ -142,6 +142,29 @@ class Event:
             self._backend.driver.destroy_event(self._handle)
 
 
+class StreamContext:
+    """`with StreamContext(s):` launches on `s` inside the block; with None it does nothing. See `stream`."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+        self._before: list[int] = []
+
+    def __enter__(self) -> Stream | None:
+        if self.stream is not None:
+            self._before.append(self.stream.backend.stream)
+            self.stream.backend.stream = self.stream.handle
+        return self.stream
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.backend.stream = self._before.pop()
+
+
+def get_stream_from_external(data_ptr: int, device: AnyDevice = None) -> Stream:
+    """A stream of another library, as an `ExternalStream`."""
+    return ExternalStream(data_ptr, device)
+
+
 def current_stream(device: AnyDevice = None) -> Stream:
     """The stream that a device's work is launched on now."""
     return Stream(device, handle=find_backend(device).stream)
@@ -171,13 +194,7 @@ def stream(stream: Stream | None = _NEW) -> AbstractContextManager[Any]:
     """
     if stream is _NEW:
         return _in_new_stream()
-    return nullcontext() if stream is None else _on(stream)
-
-
-@contextmanager
-def _on(chosen: Stream) -> Iterator[Stream]:
-    with use(chosen.backend, chosen.handle):
-        yield chosen
+    return StreamContext(stream)
 
 
 @contextmanager
@@ -185,7 +202,7 @@ def _in_new_stream() -> Iterator[Stream]:
     before, new = current_stream(), Stream()
     new.wait_stream(before)
     try:
-        with _on(new):
+        with StreamContext(new):
             yield new
     finally:
         before.wait_stream(new)

@@ -20,23 +20,23 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (4_980, MEASURING),
     "kernels": (14_950, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (5_540, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_800, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_430, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
     "compiler": (2_630, ("genesis/compiler/",)),
-    "core and nn": (27_430, ("genesis/",)),
+    "core and nn": (27_470, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_400, ()),
+    "docstrings": (14_420, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (85_670, ("tests/",)),
+    "tests": (85_870, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -47,6 +47,7 @@ _DIFFERENT = {
     "complex results have no out=": "complex polar",
     "one copy of the state": "nn.Module.state_dict",
     "events are between streams of one process": "cuda.Event",
+    "Genesis raises it, programs catch it": "cuda.CudaError",
     "torch lists no parameter": "cuda.CUDAGraph.register_generator_state",
     "checks and notes of torch's compiler": (
         "compile cuda.graph cuda.make_graphed_callables cuda.memory_snapshot cuda.CUDAGraph.capture_begin"

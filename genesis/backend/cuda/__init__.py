@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -31,12 +32,26 @@ from genesis.backend.cuda.triton_driver import install
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend"]
+__all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend", "waits"]
 
 COUNTERS = 1 << 14  # the most tiles in a launch that uses counters to find its last program
 AnyDevice = Device | str | int | None
 SIDE_STREAM_BYTES = 12 << 20  # bytes read; larger work fills the SMs alone
 _CURRENT = nullcontext()
+
+
+class _Waits:
+    """What happens when values are read on the host: 0 nothing, 1 a warning, 2 an error."""
+
+    mode = 0
+
+    def report(self) -> None:
+        if self.mode == 2:
+            raise DeviceError("device values were read on the host", next='set_sync_debug_mode("default") allows it')
+        warnings.warn("device values were read on the host, which waits for the GPU", stacklevel=4)
+
+
+waits = _Waits()
 
 
 class CudaBackend(Backend):
@@ -237,6 +252,8 @@ class CudaBackend(Backend):
         """Copy the elements to the host; waits for the stream."""
         forget_plan()
         self.refuse_in_capture("device values were read on the host")
+        if waits.mode:
+            waits.report()
         if not array.is_contiguous:
             compact = self._like(array)
             cuda_impl_named("copy", "elementwise")(compact, array)

@@ -123,6 +123,19 @@ def start(index: int = 0) -> int:
     return int(cuda.cuDeviceGetCount()[1])
 
 
+def device_count() -> int:
+    """The number of devices that this process can use; 0 without a driver or without the Python packages."""
+    try:
+        return 1 if is_interpreted() else start()
+    except (DeviceError, ImportError):
+        return 0
+
+
+def is_available() -> bool:
+    """Whether a device is available: a GPU, or Triton's interpreter instead of one."""
+    return device_count() > 0
+
+
 class _CurrentDriver(threading.local):
     """The driver whose context is current in this thread."""
 

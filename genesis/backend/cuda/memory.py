@@ -189,13 +189,21 @@ class ForeignArena(Arena):
         return any(start <= pointer and pointer + nbytes <= start + b.size for start, b in self.blocks.items())
 
 
+class Arenas(defaultdict[int, Arena]):
+    """The arenas of a pool by stream; `is_open` until the program drops the pool."""
+
+    is_open = True
+
+
 class Pool:
     """All arenas of a device, with counters in bytes. `reserved` counts everything allocated from the driver."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.backend: Any = None  # the backend that runs ops on this memory
-        self.arenas: defaultdict[int, Arena] = defaultdict(lambda: Arena(self))  # by stream
+        self.arenas = self._main = self.new_arenas()
+        self.others: list[Arenas] = []  # arenas of pools with memory of their own; see `taking_from`
+        self.limit = ENDLESS  # bytes that may be reserved
         self.private: Arena | None = None  # the arena that a capture and its warm-up allocate from, while they run
         self.graph_arenas: dict[int, Arena] = {}  # memory of graphs by handle; graphs of functions share SHARED
         self.before_replay: list[Callable[[], None]] | None = None  # host work of a captured block; see `CUDAGraph`
@@ -236,6 +244,22 @@ class Pool:
         self.take_back()
         self._watch = watch
         self.give = self.returned.append if watch is None else self._give_at_once
+
+    def new_arenas(self) -> Arenas:
+        """Return arenas whose memory is separate."""
+        return Arenas(lambda: Arena(self))
+
+    @contextmanager
+    def taking_from(self, arenas: Arenas) -> Iterator[None]:
+        """Take blocks from other arenas inside the block."""
+        with self._lock:
+            if not any(arenas is each for each in self.others):
+                self.others.append(arenas)
+            before, self.arenas = self.arenas, arenas
+        try:
+            yield
+        finally:
+            self.arenas = before
 
     def _give_at_once(self, block: Block) -> None:
         self.returned.append(block)
@@ -411,7 +435,8 @@ class Pool:
         return sum(arena.graph_count for arena in self.graph_arenas.values())
 
     def _all(self) -> list[Arena]:
-        return [*self.arenas.values(), *self.graph_arenas.values()]
+        kept = [self._main, *self.others]
+        return [arena for arenas in kept for arena in arenas.values()] + list(self.graph_arenas.values())
 
     def _release(self) -> None:
         """Wait for the device and release every segment that no tensor and no graph uses."""
@@ -421,9 +446,12 @@ class Pool:
         for arena in self._all():
             if arena.graph_count == 0 and arena is not self.private:
                 arena.release()
+        self.others = [a for a in self.others if a.is_open or any(arena.blocks for arena in a.values())]
 
     def reserve(self, nbytes: int) -> int:
         """Allocate a segment from the driver. Raises OutOfDeviceMemory."""
+        if self.reserved + nbytes > self.limit:
+            raise OutOfDeviceMemory
         pointer = self.driver.allocate(nbytes)
         self.driver_allocations += 1
         self._reserved(pointer, nbytes)
@@ -465,13 +493,17 @@ class Pool:
         """Reset the peaks to the present use."""
         self.max_allocated, self.max_reserved = self.allocated, self.reserved
 
-    def snapshot(self) -> list[dict[str, Any]]:
-        """A row for every block, by address: segment, size, whether it is in use, and the op that allocated it."""
+    def snapshot(self, arenas: list[Arena] | None = None) -> list[dict[str, Any]]:
+        """A row for every block, by address: segment, size, whether it is in use, and the op that allocated it.
+
+        Args:
+            arenas: only the blocks of these.
+        """
         with self._lock:
             rows = []
             self._process_returned()
             late = {b.pointer for b, _ in self.waiting}
-            for arena in [*self._all(), *self.foreign]:
+            for arena in [*self._all(), *self.foreign] if arenas is None else arenas:
                 idle = late.union(*([b.pointer for b in blocks] for blocks in list(arena.quick.values())))
                 for block in list(arena.blocks.values()):
                     used = not block.free and block.pointer not in idle
