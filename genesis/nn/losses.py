@@ -120,15 +120,17 @@ def cross_entropy(
         if z_loss:
             raise UsageError("cross_entropy takes probabilities or z_loss, not both")
         return _with_probabilities(input, target, weight, reduction, float(label_smoothing))
-    logits = input
-    if logits.ndim == 0 or target.shape != (*logits.shape[:1], *logits.shape[2:])[logits.ndim == 1 :]:
-        raise ShapeError(f"cross_entropy: logits {logits.shape} and labels {target.shape} do not match")
+    shape = input.array.shape
+    if not shape or target.array.shape != (shape[:1] + shape[2:])[len(shape) == 1 :]:
+        raise ShapeError(f"cross_entropy: logits {shape} and labels {target.shape} do not match")
     # One row of logits per label: [N, C] and [N].
-    if logits.ndim > 2:
-        logits = logits.movedim(1, -1)
-    flat = logits.reshape(-1, logits.shape[-1])
-    labels = target.reshape(-1)
+    flat, labels = input, target
+    if len(shape) != 2:
+        moved = input if len(shape) == 1 else input.movedim(1, -1)
+        flat, labels = moved.reshape(-1, moved.shape[-1]), target.reshape(-1)
     attrs: dict[str, Any] = {"label_smoothing": float(label_smoothing), "z_loss": float(z_loss)}
+    if weight is None and reduction == "mean":
+        return apply(loss_ops.cross_entropy, flat, labels, ignore_index=ignore_index, **attrs, mean=True)[0]  # type: ignore[no-any-return]
     # The losses, and the share of each label in the divisor of the mean.
     if weight is None:
         losses = apply(loss_ops.cross_entropy, flat, labels, ignore_index=ignore_index, **attrs)[0]

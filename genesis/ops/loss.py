@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, Spec
+from genesis.array import Array, Spec, constant
 from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Context, Grads, gradient_like, op, registry
 from genesis.ops.blocks import each_block, upcast
-from genesis.ops.elementwise import add, arange, cast, eq, exp, mul, ne, sub, where
+from genesis.ops.elementwise import add, arange, cast, div, eq, exp, mul, ne, sub, where
+from genesis.ops.reduce import sum as sum_of
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape
 
@@ -40,48 +41,52 @@ def _sum_type(x: Array) -> Spec:
 
 
 def _infer(
-    logits: Array, labels: Array, *, ignore_index: int, label_smoothing: float, z_loss: float
-) -> tuple[Spec, Spec]:
+    logits: Array, labels: Array, *, ignore_index: int, label_smoothing: float, z_loss: float, mean: bool = False
+) -> tuple[Spec, ...]:
     if logits.ndim != 2:
         raise ShapeError(f"cross_entropy takes logits [N, V], got {logits.shape}")
     if not logits.dtype.is_floating_point:
         raise DTypeError(f"cross_entropy takes float logits, got {logits.dtype}")
     _check_labels("cross_entropy", labels, logits.shape[:1])
-    per_row = Spec(labels.shape, _sum_type(logits).dtype)
-    return per_row, per_row
+    per_row, one = Spec(labels.shape, _sum_type(logits).dtype), _sum_type(logits)
+    return (one, per_row, one) if mean else (per_row, per_row)
 
 
-def _vjp(ctx: Context, g: Array, _: None) -> Grads:
-    return cross_entropy_backward(g, *ctx.inputs, ctx.outputs[1], **ctx.attrs), None
+def _vjp(ctx: Context, g: Array, *_: None) -> Grads:
+    attrs = {name: value for name, value in ctx.attrs.items() if name != "mean"}
+    return cross_entropy_backward(g, *ctx.inputs, *ctx.outputs[1:], **attrs), None
 
 
 @op(
     "cross_entropy",
     _infer,
     vjp=_vjp,
-    saves=(0, 1, "out"),
-    auxiliary=(1,),
+    saves=(0, 1, "out1", "out2"),
+    auxiliary=(1, 2),
     flops=lambda i, o, a: 4 * i[0].size,
     autocast="fp32",
 )
 def cross_entropy(
-    out: tuple[np.ndarray, np.ndarray],
+    out: tuple[np.ndarray, ...],
     logits: np.ndarray,
     labels: np.ndarray,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    mean: bool = False,
 ) -> None:
     """Loss of each row, 0 where the label is `ignore_index`; the second output is each row's LSE (no gradient).
 
     With l = log Σ e^x: (1 - s)·(l - x[label]) + s·(l - mean x) + z·l², with label smoothing s (Szegedy et al., 2016)
     and z-loss weight z (Chowdhery et al., 2022).
 
+    With `mean`, the first output is the sum of the losses divided by the third, the number of rows not ignored.
+
     Args:
         logits: `[N, V]`.
         labels: `[N]` integers.
     """
-    losses, lse = out
+    losses, lse = (np.zeros_like(out[1]) if mean else out[0]), out[1]
     kept = labels != ignore_index
     _check_range("cross_entropy", labels, kept, logits.shape[1])
     safe = np.where(kept, labels, 0)
@@ -99,12 +104,18 @@ def cross_entropy(
 
     if logits.size:
         each_block(block, logits.shape[0], logits.shape[1])
+    if mean:
+        sum_of.reference(out[0], losses)
+        out[2][...] = np.count_nonzero(kept)
+        np.divide(out[0], out[2], out=out[0])
 
 
 def _backward_plain(
-    g: Array, logits: Array, labels: Array, lse: Array, *, ignore_index: int, label_smoothing: float, z_loss: float
-) -> Array:
+    g: Array, logits: Array, labels: Array, lse: Array, divisor: Array | None = None, *, ignore_index: int,
+    label_smoothing: float, z_loss: float,
+) -> Array:  # fmt: skip
     """The gradient by ops on arrays, with l computed again from the logits."""
+    g = g if divisor is None else div(g, constant(divisor))
     count, column = logits.shape[1], (labels.shape[0], 1)
     l = registry["logsumexp"](logits, axes=1, keepdim=True)  # noqa: E741
     kept = ne(labels, ignore_index)
@@ -117,7 +128,9 @@ def _backward_plain(
 
 @op(
     "cross_entropy_backward",
-    lambda g, logits, labels, lse, **attrs: gradient_like("cross_entropy_backward", g, logits, like=lse),
+    lambda g, logits, labels, lse, divisor=None, **attrs: gradient_like(
+        "cross_entropy_backward", g, logits, like=lse if divisor is None else divisor
+    ),
     flops=lambda i, o, a: 4 * o[0].size,
     plain=_backward_plain,
 )
@@ -127,12 +140,18 @@ def cross_entropy_backward(
     logits: np.ndarray,
     labels: np.ndarray,
     lse: np.ndarray,
+    divisor: np.ndarray | None = None,
+    *,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
 ) -> None:
-    """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V) with p = e^(x - l); rows with `ignore_index` get 0."""
-    scale = upcast(np.where(labels != ignore_index, g, 0).astype(lse.dtype))
+    """dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V) with p = e^(x - l); rows with `ignore_index` get 0.
+
+    With the divisor of a mean, g is one number, and is divided by it.
+    """
+    g = upcast(g) if divisor is None else upcast(g) / upcast(divisor)
+    scale = np.where(labels != ignore_index, g, 0).astype(upcast(lse[:0]).dtype)
     safe = np.where(labels != ignore_index, labels, 0)
 
     def block(start: int, stop: int) -> None:

@@ -289,7 +289,7 @@ STATISTICS = {
     "layer_norm": {1, 2},
     "dora_factors": {1},
     "low_rank_backward": {3},  # of two pairs with factors
-    "cross_entropy": {0, 1},
+    "cross_entropy": {0, 1, 2},  # the third is the divisor of a mean
     "linear_token_log_probs": {0},
     "linear_cross_entropy": {0},
 }

@@ -21,6 +21,7 @@ from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
+from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
@@ -112,14 +113,17 @@ def cross_entropy_kernel(p_loss, p_lse, p_x, p_labels, p_fault, classes, ignore,
 
 
 @triton.jit
-def cross_entropy_backward_kernel(p_o, p_g, p_x, p_labels, p_lse, p_fault, classes, tiles, ignore, site, smoothing, z,
-                                  sg, sx, sc, sl, se, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V)."""
+def cross_entropy_backward_kernel(p_o, p_g, p_x, p_labels, p_lse, p_divisor, p_fault, classes, tiles, ignore, site,
+                                  smoothing, z, sg, sx, sc, sl, se, WORK: tl.constexpr,
+                                  BLOCK: tl.constexpr):  # fmt: skip
+    """Store dx = g·(p·(1 + 2·z·l) - (1 - s)·onehot - s/V); g is divided by the element of `p_divisor`, if given."""
     i_row = (tl.program_id(0) // tiles).to(tl.int64)
     i = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
     m = i < classes
     label, valid = load_label(p_labels, p_fault, i_row, sl, ignore, classes, site)
     g, lse = converted(tl.load(p_g + i_row * sg), WORK), converted(tl.load(p_lse + i_row * se), WORK)
+    if p_divisor is not None:
+        g = maths.divide(g, converted(tl.load(p_divisor), WORK))
     read = i < tl.where(valid, classes, 0)  # [BLOCK]
     x = converted(tl.load(p_x + i_row * sx + i.to(tl.int64) * sc, mask=read, other=0), WORK)  # [BLOCK]
     d = tl.exp(x - lse) * (lse * z * 2 + 1) - tl.full((), smoothing, WORK) / classes  # [BLOCK]
@@ -138,11 +142,12 @@ def _warps(block: int) -> int:
 
 @cuda_impl("cross_entropy")
 def cross_entropy(
-    out: tuple[Array, Array], logits: Array, labels: Array, ignore_index: int, label_smoothing: float, z_loss: float
-) -> None:
-    losses, lse = out
+    out: tuple[Array, ...], logits: Array, labels: Array, ignore_index: int, label_smoothing: float, z_loss: float,
+    mean: bool = False,
+) -> None:  # fmt: skip
     rows, classes = logits.shape
-    work = work_type(logits.dtype)
+    work, lse = work_type(logits.dtype), out[1]
+    losses = empty((rows,), work, logits.device) if mean else out[0]
     few = rows < MANY_ROWS
     block = _block(classes, work, ROW_BLOCK if few else 1024)
     launch(
@@ -151,21 +156,32 @@ def cross_entropy(
         *logits.strides, labels.strides[0], SMOOTH=bool(label_smoothing), WORK=TRITON[work.name], BLOCK=block,
         PREFETCH=few, num_warps=_warps(block),
     )  # fmt: skip
+    if mean:
+        _sum_losses(out[0], losses, out[2], rows, labels, ignore_index)
+
+
+def _sum_losses(
+    loss: Array, losses: Array, divisor: Array | None, rows: int, labels: Array | None = None, ignore: int = 0
+) -> None:
+    step = 0 if labels is None else labels.strides[0]
+    block = min(4096, max(16, triton.next_power_of_2(rows)))
+    launch(sum_losses_kernel, 1, loss, losses, divisor, labels, rows, step, ignore, BLOCK=block, num_warps=8)
 
 
 @cuda_impl("cross_entropy_backward")
 def cross_entropy_backward(
-    out: Array, g: Array, logits: Array, labels: Array, lse: Array, ignore_index: int, label_smoothing: float,
-    z_loss: float,
+    out: Array, g: Array, logits: Array, labels: Array, lse: Array, divisor: Array | None = None, *, ignore_index: int,
+    label_smoothing: float, z_loss: float,
 ) -> None:  # fmt: skip
     rows, classes = logits.shape
     work = work_type(logits.dtype)
     block = _block(classes, work, TILE)
     tiles = triton.cdiv(classes, block)
     launch(
-        cross_entropy_backward_kernel, rows * tiles, out, g, logits, labels, lse, faults.flag(out.device), classes,
-        tiles, ignore_index, faults.site("cross_entropy_backward", 1, classes), float_argument(label_smoothing, work),
-        float_argument(z_loss, work), g.strides[0], *logits.strides, labels.strides[0], lse.strides[0],
+        cross_entropy_backward_kernel, rows * tiles, out, g, logits, labels, lse, divisor, faults.flag(out.device),
+        classes, tiles, ignore_index, faults.site("cross_entropy_backward", 1, classes),
+        float_argument(label_smoothing, work), float_argument(z_loss, work), g.strides[0] if g.ndim else 0,
+        *logits.strides, labels.strides[0], lse.strides[0],
         WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
     )  # fmt: skip
 
@@ -210,15 +226,24 @@ def negated(x):
     return -x
 
 
-@triton.jit
-def sum_losses_kernel(p_o, p_x, p_divisor, n, BLOCK: tl.constexpr):
-    """Store Σ x / divisor, computed in float64."""
-    acc = tl.zeros((BLOCK,), tl.float64)  # [BLOCK]
+@triton.jit(do_not_specialize=["step", "ignore"])
+def sum_losses_kernel(p_o, p_x, p_divisor, p_labels, n, step, ignore, BLOCK: tl.constexpr):
+    """Store Σ x / divisor, computed in float64. With labels, the divisor is the number of those other than `ignore`,
+    and is stored, too.
+    """
+    acc, count = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.int32)  # [BLOCK]
     for first in range(0, n, BLOCK):
         i = first + tl.arange(0, BLOCK)  # [BLOCK]
         acc += tl.load(p_x + i, mask=i < n, other=0).to(tl.float64)  # [BLOCK]
+        if p_labels is not None:
+            label = tl.load(p_labels + i.to(tl.int64) * step, mask=i < n, other=0).to(tl.int64)
+            count += ((i < n) & (label != ignore)).to(tl.int32)  # [BLOCK]
     total = tl.sum(acc, 0)
-    if p_divisor is not None:
+    if p_labels is not None:
+        divisor = tl.sum(count, 0)
+        tl.store(p_divisor, converted(divisor, p_divisor.dtype.element_ty))
+        total = total / divisor.to(tl.float64)
+    elif p_divisor is not None:
         total = total / converted(tl.load(p_divisor), tl.float64)
     tl.store(p_o, converted(total, p_o.dtype.element_ty))
 
@@ -266,10 +291,7 @@ def linear_cross_entropy(
         _clear(dx, dw)
     else:
         losses = _losses(dx, dw, x, weight, shifted, scale)
-    launch(
-        sum_losses_kernel, 1, loss, losses, number, tokens, BLOCK=min(4096, max(16, triton.next_power_of_2(tokens))),
-        num_warps=8,
-    )  # fmt: skip
+    _sum_losses(loss, losses, number, tokens)
 
 
 def _clear(*results: Array | None) -> None:

@@ -62,6 +62,27 @@ def cross_entropy_backwards(rng: np.random.Generator) -> list[Case]:
     return cases
 
 
+def mean_oracle(logits: np.ndarray, labels: np.ndarray, mean: bool, **attrs: Any) -> tuple[np.ndarray, ...]:
+    losses, lse = cross_entropy_oracle(logits, labels, **attrs)
+    count = np.array(float((labels != attrs["ignore_index"]).sum()))
+    return losses.sum() / count, lse, count
+
+
+def mean_backward_oracle(g: np.ndarray, *operands: np.ndarray, **attrs: Any) -> np.ndarray:
+    *rest, divisor = operands
+    return cross_entropy_backward_oracle(np.full(len(rest[1]), g / divisor), *rest, **attrs)
+
+
+def means(rng: np.random.Generator) -> list[Case]:
+    cases = [Case(case.inputs, {**case.attrs, "mean": True}) for case in cross_entropies(rng)]
+    return [case for case in cases if (case.inputs[1] >= 0).any()]
+
+
+def mean_backwards(rng: np.random.Generator) -> list[Case]:
+    cases = cross_entropy_backwards(rng)
+    return [Case((np.array(1.7), *case.inputs[1:], np.array(3.0)), case.attrs) for case in cases]
+
+
 def linear_cross_entropy_oracle(
     x: np.ndarray,
     weight: np.ndarray,
@@ -257,6 +278,14 @@ LOSS_ROWS = [
         ),
         reduction=lambda case: 8,
     ),
+    Rows(
+        "cross_entropy",
+        mean_oracle,
+        means,
+        grads=lambda rng: [c for c in means(rng) if c.inputs[0].size < 30],
+        reduction=lambda case: 4 * sum(case.inputs[0].shape),
+    ),
+    Rows("cross_entropy_backward", mean_backward_oracle, mean_backwards, reduction=lambda case: 8),
     Rows(
         "linear_cross_entropy",
         linear_cross_entropy_oracle,
