@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,12 +108,17 @@ def bench_all(
     kind = weight_type(None, where, config.stored_dtype, trains=True).name
     batches, lengths = FAST_CASES if fast else CPU_CASES if where == CPU else GPU_CASES
     cases = [(b, min(t, config.packed_length)) for b, t in itertools.product(batches, lengths)]
-    plan, title = FAST if fast else THOROUGH, f"Training steps of {size}, {kind}"
-    measure(context, "bench-all", suite.names_of(), (), Request(config, cases, where, kind, plan=plan, title=title))
+    request = Request(config, cases, where, kind, plan=FAST if fast else THOROUGH)
+    measure(context, "bench-all", suite.names_of(), (), request, f"Training steps of {size}, {kind}")
 
 
 def measure(
-    context: typer.Context, kind: str, names: Sequence[str], wanted: Sequence[str], steps: Request | None = None
+    context: typer.Context,
+    kind: str,
+    names: Sequence[str],
+    wanted: Sequence[str],
+    steps: Request | None = None,
+    title: str = "",
 ) -> None:
     """Measure ops of these size classes, and then a model's steps; write and print the report."""
     from genesis.backend import CPU
@@ -123,7 +127,7 @@ def measure(
     from genesis.measure.cases import default_sizes
     from genesis.measure.op import Settings
     from genesis.measure.record import to_text
-    from genesis_cli.session.bench_model import measure_model
+    from genesis_cli.session.bench_model import measure_model, step_tables
     from genesis_cli.session.preparation import resolve_device
 
     asked = SimpleNamespace(**context.params)
@@ -153,12 +157,10 @@ def measure(
     count = len(results.measured)
     if steps is not None:
         found = measure_model(steps)
-        report.tables += found.tables()
+        report.tables += step_tables(found.cases, title)
         report.failures += found.failures
         count += len(found.cases)
-    here = Path.cwd()
-    paths = (p.relative_to(here) if p.is_relative_to(here) else p for p in suite.save(report, folder))
-    written = [f"written  {escape(path)}" for path in paths]
+    written = [f"written  {escape(path)}" for path in suite.save(report, folder)]
     # The files hold all cases; a terminal shows the sums.
     short = dataclasses.replace(report, tables=[each for each in report.tables if each.name != "ops"])
     measured.show(report, [*to_text(short), "", *written], asked.json)
@@ -207,7 +209,8 @@ def bench_model(
 
     from genesis.backend import CPU
     from genesis.backend.cpu import threads
-    from genesis.measure.record import format_rate, to_text
+    from genesis.measure.limits import COLUMNS
+    from genesis.measure.record import Table, to_text
     from genesis_cli.session import bench_model as model
     from genesis_cli.session.preparation import resolve_device
     from genesis_models.registry import fuses, parameter_count
@@ -237,11 +240,8 @@ def bench_model(
         "threads": threads() if where == CPU else None,
         "torch": found.torch,
     }
-    rates = [f"copy {format_rate(found.limits.bytes_per_second, 'B/s')}"]
-    if found.limits.flops_per_second is not None:
-        rates.append(f"matmul {kind} {format_rate(found.limits.flops_per_second, 'FLOP/s')}")
-    report.notes = [f"Limits, measured now: {', '.join(rates)}."]
-    report.tables, report.failures = found.tables(), found.failures
+    report.tables = [Table("limits", "measured now", COLUMNS, [found.limits]), *model.step_tables(found.cases)]
+    report.failures = found.failures
     measured.show(report, to_text(report), json)
     measured.raise_first(report.failures, len(found.cases))
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from genesis.errors import DiskError, DTypeError, GenesisError, UsageError, escape
 
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from genesis.measure.record import Failure, Report
 
 STDOUT = "-"
-
-
-class Shown(Protocol):
-    """A report or an estimate."""
-
-    def to_json(self) -> bytes:
-        """The whole as JSON."""
 
 
 def given_in(context: typer.Context) -> list[str]:
@@ -76,7 +69,7 @@ def made_folder(out: str | Path) -> Path:
     return folder
 
 
-def show(report: Shown, lines: Iterable[str], json: str | None) -> None:
+def show(report: Any, lines: Iterable[str], json: str | None) -> None:
     """Print the lines, and write the report into the file `json`; "-" prints it as JSON instead. Raises: DiskError."""
     from genesis.files.atomic import write_file
     from genesis.files.boundary import boundary

@@ -70,7 +70,6 @@ class Request:
     plan: Plan = THOROUGH  # duration and precision of each case; a sample holds one step
     versus: bool = False  # whether to compare with torch
     python: str | None = None  # the interpreter that has torch; None for this one
-    title: str = ""  # of the table of steps
 
 
 class Memory(NamedTuple):
@@ -116,9 +115,6 @@ class Case:
     def share_of(self, rate: float | None) -> float | None:
         """A rank's FLOP rate divided by `rate`: model FLOP utilization."""
         return self.flops / self.step.seconds / rate if rate else None
-
-
-# --- Steps on random tokens -------------------------------------------------------------------------------------------
 
 
 def step_flops(config: ModelConfig, batch: int, length: int) -> int:
@@ -189,9 +185,6 @@ def memory_of(state: TrainState, device: Device) -> Memory:
     return max((Memory(*every[rank :: ranks.size]) for rank in range(ranks.size)), key=lambda memory: memory.peak)
 
 
-# --- Cases ------------------------------------------------------------------------------------------------------------
-
-
 def measured_case(
     model: CausalLM, batch: int, length: int, request: Request, limits: Limits, child: Child | None, ranks: Ranks
 ) -> Case:
@@ -257,8 +250,6 @@ def each_case(
         yield found
 
 
-# --- Compared with torch ----------------------------------------------------------------------------------------------
-
 ROUNDS, LEAST_STEPS, MOST_STEPS = 3, 3, 100
 SHARE = 1 / 6  # share of the plan's time for each round of each side
 # Parameters that the layers of torch's model have, or may have.
@@ -317,8 +308,6 @@ def compare(case: Case, subject: Subject, child: Child, request: Request, ranks:
     case.peer, case.peer_memory = ratio_of(rounds), int(peak) or None
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
 CASE = Column("case", "case", "text", "Rows x tokens of a rank's batch.", "label")
 STEPS = [
     CASE,
@@ -370,6 +359,8 @@ def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
     """The tables of steps, memory and growth, and of the largest case's ops."""
+    if not cases:
+        return []
     notes = dict.fromkeys(note for case in cases for note in case.notes)
     found = [Table("steps", title, STEPS, cases, notes=notes), Table("memory", "memory", MEMORY, cases)]
     if grown := growths(cases):
@@ -403,21 +394,17 @@ def together(device: str, command: str, *, is_quiet: bool) -> Iterator[Ranks]:
 class Measured:
     """The results of a request; `torch` is torch's version if it was compared."""
 
-    request: Request
     limits: Limits
     cases: list[Case] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     torch: str | None = None
-
-    def tables(self) -> list[Table]:
-        return step_tables(self.cases, self.request.title) if self.cases else []
 
 
 def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
     """All ranks measure each case, then the first alone; only its result is complete. Raises: torch is missing."""
     device, dtype = request.device, as_dtype(request.dtype)
     rates = list(vars(limits_of(device, dtype)).values())[2:] if ranks.is_main else None
-    found = Measured(request, Limits(device, dtype, *ranks.from_main("limits", rates)))
+    found = Measured(Limits(device, dtype, *ranks.from_main("limits", rates)))
     with ExitStack() as stack:
         stack.callback(partial(show_progress, ""))
         child = stack.enter_context(started("steps", device, request.python)) if request.versus else None

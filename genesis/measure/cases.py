@@ -139,9 +139,6 @@ def call(operands: str, **attrs: Any) -> Make:
     return make
 
 
-# --- Calls that a line does not describe ------------------------------------------------------------------------------
-
-
 def elementwise(r: Request) -> Arguments:
     """Operands in [0.5, 2), where logarithms, roots and quotients are defined."""
     return call("*:+ " * r.op.operands)(r)
@@ -193,9 +190,6 @@ def backward_of(make: Make, r: Request) -> Arguments:
     if not recorded:
         raise UsageError(f"the gradient of {forward.name} needs no {r.op.name} for these inputs", where="--op")
     return recorded[0]
-
-
-# --- The table --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -404,9 +398,6 @@ ALIASES = {
 }
 
 
-# --- Ops by name ------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def kind_of(name: str) -> Kind | None:
     """The kind of an op or an alias; None if the op is unknown, or if no table says how to call it."""
@@ -438,9 +429,6 @@ def op_named(name: str) -> tuple[Op, Kind]:
     near, known = nearest(name, supported(), 0.5), textwrap.fill(" ".join(supported()), 90)
     what = f"there is no op {name}"
     raise UsageError(what, where="--op", next=f"did you mean {near}?" if near else f"ops: {known}")
-
-
-# --- Cases ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from genesis.array import Array, empty
-from genesis.autograd import TensorBase
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import one_blas_thread, set_threads, threads
 from genesis.dtypes import float32, uint8
@@ -76,32 +75,6 @@ class Subject:
     rows: int = 0  # rows of the inputs; 0 if unknown
 
 
-def of_function(function: Callable[..., object], inputs: Sequence[Any], device: Device) -> Subject:
-    """The subject for a user's function. Its rows scale in all tensors that have as many rows as the first."""
-    arrays = [x.array for x in inputs if isinstance(x, TensorBase) and x.array.shape]
-    rows = arrays[0].shape[0] if arrays else 0
-
-    def scaled(factor: float) -> tuple[Call, float] | None:
-        count = round(rows * factor)
-        if not count or count == rows:
-            return None
-
-        def resized(x: Any) -> Any:
-            if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
-                return x
-            longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
-            return TensorBase.wrap(registry["slice"](longer, items=((0, count, 1),)))
-
-        call = partial(function, *map(resized, inputs))
-        try:
-            call()
-        except Exception:  # the function works at its own sizes only
-            return None
-        return call, count / rows
-
-    return Subject(partial(function, *inputs), device, scaled, rows)
-
-
 def examine(subject: Subject, limits: Limits, plan: Plan) -> Finding | None:
     """The first issue, in the order of `ISSUES`, that accounts for enough of the time; None if no issue does."""
     return next(findings(Examined(subject, limits, plan)), None)
@@ -111,9 +84,6 @@ def findings(seen: Examined) -> Iterator[Finding]:
     """All issues that measurements support, in the order of `ISSUES`."""
     questions = (_host, _launch, _strides, _temporaries, _spills, _occupancy, _cache, _bandwidth, _compute)
     return (found for question in questions if (found := question(seen)) is not None)
-
-
-# --- Measurements -----------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -259,9 +229,6 @@ def _one_thread() -> Iterator[None]:
 
 def _product(width: int) -> Call:
     return partial(registry["matmul"], *[filled((width, width), float32)] * 2)
-
-
-# --- Issues -----------------------------------------------------------------------------------------------------------
 
 
 def named(issue: str, share: float, evidence: str, least: float = LEAST, advice: str = "") -> Finding | None:

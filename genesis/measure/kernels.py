@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from genesis.backend.cuda.driver import Driver, Properties
     from genesis.backend.cuda.launch import KernelLaunch
     from genesis.backend.cuda.simulated import Launched
-    from genesis.kernels.gemm.tiles import Candidate, Problem
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
-CHOICE, SHOWN = "choice", 8  # what `--show choice` is called, and how many candidates it lists
+CHOICE = "choice"  # lists the candidates of GEMM tiles instead of code
 DEFAULT_ARCH = 90  # the architecture if none is given and the machine has no GPU
 QUEUE = 100  # most calls queued on the GPU; the host blocks when the queue is full
 
@@ -206,7 +205,7 @@ def code_of(
         execute(case.op, case.inputs, dict(case.attrs))
     if stage == CHOICE:
         for asked in tiles.chosen:
-            yield "\n".join(_explained(asked[0], tiles.ranked(*asked)))
+            yield "\n".join(tiles.explained(asked[0], tiles.ranked(*asked)))
         return
     found: dict[Any, list[Launched]] = defaultdict(list)
     for each in driver.launched:
@@ -232,21 +231,6 @@ def code_of(
         if stage == "ptx" and target.capability >= (9, 0) and not is_source:
             text = dependent(text)  # with the instructions that let kernels of a CUDA graph overlap
         yield f"{head}\n{text.rstrip()}"
-
-
-def _explained(p: Problem, found: Sequence[Candidate]) -> Iterator[str]:
-    """Yield a GEMM and the candidates of its tile, with what the model predicts for each."""
-    matrices = f", {p.matrices} matrices" if p.matrices > 1 else ""
-    sizes = f"[{p.m}, {p.k}] x [{p.k}, {p.n}]{matrices}"
-    yield f"{p.kind} {sizes}, layout {p.layout}: {len(found)} candidates, fastest first"
-    yield "  predicted    tile            warps  stages  programs/SM  order    copies  tiles  parts along k"
-    for us, t, s in found[:SHOWN]:
-        size, order = f"{t.bm} x {t.bn} x {t.bk}", "swapped" if t.swapped else "plain"
-        parts = f"{s.split} of the last {s.leftover} tiles" if s.split > 1 else "1"
-        yield (
-            f"{us:8.1f} us   {size:15} {t.warps:5}  {t.stages:6}  {t.ctas_per_sm:11}  {order:8} {t.copies or '-':6}  "
-            f"{s.full + s.leftover:5}  {parts}"
-        )
 
 
 def disassembled(cubin: bytes) -> str:

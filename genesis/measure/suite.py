@@ -121,9 +121,6 @@ def measure_all(
     return found
 
 
-# --- Tables -----------------------------------------------------------------------------------------------------------
-
-
 def share_of(m: Measured) -> float:
     """Share of the limit that binds."""
     return m.share
@@ -221,8 +218,6 @@ def notes_of(results: Results) -> list[str]:
     return notes
 
 
-# --- Earlier reports --------------------------------------------------------------------------------------------------
-
 MOST_BYTES = 64 << 20
 LEAST_NOISE = 0.05  # runs differ by this share because of clocks, memory layout and other programs
 INTERVALS = 2.0  # tolerance in half-widths of the 95 % intervals; at 1, one case in twenty would exceed it
@@ -280,13 +275,8 @@ def changes_table(earlier: Rows, measured: Iterable[Measured]) -> Table:
 
 
 def default_folder() -> Path:
-    """`benchmarks/results` in the clone of Genesis around the current folder, otherwise `genesis-bench` in it."""
-    start = Path.cwd()
-    for folder in (start, *start.parents):
-        results = folder / "benchmarks" / "results"
-        if (folder / "genesis" / "measure" / "suite.py").is_file() and results.is_dir():
-            return results
-    return start / "genesis-bench"
+    """`benchmarks/results` in a clone of Genesis, otherwise `genesis-bench`."""
+    return Path("benchmarks/results" if Path("genesis/measure/suite.py").is_file() else "genesis-bench")
 
 
 def save(report: Report, folder: Path) -> list[Path]:

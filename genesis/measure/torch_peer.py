@@ -325,20 +325,19 @@ def main() -> int:
                 job = (Steps if settings["work"] == "steps" else Op)(torch, device, **request)
                 reply = job.facts
             elif what == "measure":
-                reply = {"samples": samples_of(job.sample, **request), "peak": job.peak}
+                end, count, samples = (
+                    time.perf_counter() + request.get("seconds", 0.0),
+                    request.get("count"),
+                    list[float](),
+                )
+                while len(samples) < (count or LEAST_SAMPLES) or (not count and time.perf_counter() < end):
+                    samples.append(job.sample())
+                reply = {"samples": samples, "peak": job.peak}
         except Exception as error:  # the peer's exceptions are answers
             lines = str(error).strip().splitlines() or [""]
             reply = {"error": f"{type(error).__name__}: {lines[0][:300]}"}
         say(**reply)
     return 0
-
-
-def samples_of(sample: Callable[[], float], seconds: float = 0.0, count: int = 0) -> list[float]:
-    """`count` samples; if `count` is 0, samples for `seconds`, at least `LEAST_SAMPLES`."""
-    end, found = time.perf_counter() + seconds, list[float]()
-    while len(found) < (count or LEAST_SAMPLES) or (not count and time.perf_counter() < end):
-        found.append(sample())
-    return found
 
 
 if __name__ == "__main__":

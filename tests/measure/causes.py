@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,13 +21,15 @@ import numpy as np
 
 import genesis
 from genesis import Tensor, no_grad
+from genesis.autograd import TensorBase
 from genesis.backend import CPU, Device
 from genesis.dtypes import float32
 from genesis.measure.cases import make_case
-from genesis.measure.causes import Finding, Subject, examine, of_function
+from genesis.measure.causes import Call, Finding, Subject, examine
 from genesis.measure.limits import has_gpu_time, limits_of
 from genesis.measure.op import scaled
 from genesis.measure.timing import Plan
+from genesis.op import registry
 
 SHARE = 0.9  # of the cases must be named rightly
 functional = genesis.nn.functional
@@ -44,6 +47,32 @@ class Case(NamedTuple):
 def values(device: Device, *shape: int) -> Tensor:
     rng = np.random.default_rng(0)
     return genesis.tensor(np.resize(rng.random(1 << 16, np.float32) + 0.5, shape), device=str(device))
+
+
+def of_function(function: Callable[..., object], inputs: Sequence[Any], device: Device) -> Subject:
+    """The subject for a user's function. Its rows scale in all tensors that have as many rows as the first."""
+    arrays = [x.array for x in inputs if isinstance(x, TensorBase) and x.array.shape]
+    rows = arrays[0].shape[0] if arrays else 0
+
+    def scaled(factor: float) -> tuple[Call, float] | None:
+        count = round(rows * factor)
+        if not count or count == rows:
+            return None
+
+        def resized(x: Any) -> Any:
+            if not isinstance(x, TensorBase) or x.array.shape[:1] != (rows,):
+                return x
+            longer = registry["cat"](*[x.array] * math.ceil(count / rows), dim=0) if count > rows else x.array
+            return TensorBase.wrap(registry["slice"](longer, items=((0, count, 1),)))
+
+        call = partial(function, *map(resized, inputs))
+        try:
+            call()
+        except Exception:  # the function works at its own sizes only
+            return None
+        return call, count / rows
+
+    return Subject(partial(function, *inputs), device, scaled, rows)
 
 
 # --- Functions --------------------------------------------------------------------------------------------------------

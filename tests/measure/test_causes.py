@@ -16,11 +16,11 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.dtypes import float32
 from genesis.measure import causes
-from genesis.measure.causes import ISSUES, Examined, Finding, Subject, examine, of_function
+from genesis.measure.causes import ISSUES, Examined, Finding, Subject, examine
 from genesis.measure.kernels import Launch, Resources
 from genesis.measure.limits import Limits
 from genesis.measure.timing import Plan
-from tests.measure.causes import cases, chain, waits
+from tests.measure.causes import cases, chain, of_function, waits
 from tests.measure.quick import made_limits
 
 CUDA = Device("cuda", 0)

@@ -19,17 +19,7 @@ from genesis.measure.peer import PeerError
 from genesis.measure.record import Failure
 from genesis.measure.timing import Plan, summarize
 from genesis_cli.session import bench_model as model
-from genesis_cli.session.bench_model import (
-    Case,
-    Memory,
-    Request,
-    each_case,
-    growths,
-    lean_config,
-    measured_case,
-    step_flops,
-    step_tables,
-)
+from genesis_cli.session.bench_model import Case, Memory, Request, each_case, lean_config, step_flops, step_tables
 from genesis_models.config import ModelConfig
 
 RAW = {
@@ -115,13 +105,14 @@ def test_memory_is_counted(cases: list[Case]) -> None:
 
 def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
     held: list[weakref.ref[np.ndarray[Any, Any]]] = []
+    plain = model.measured_case
 
-    def case(model: Any, batch: int, *rest: Any) -> Case:
+    def case(built: Any, batch: int, *rest: Any) -> Case:
         room = np.zeros(1000)
         assert all(ref() is None for ref in held), "memory of a failed case is still there"
         held.append(weakref.ref(room))
         if batch == 2:
-            return measured_case(model, batch, *rest)
+            return plain(built, batch, *rest)
         raise DeviceError("a kernel failed") if batch == 1 else MemoryError("4 TiB")
 
     with mock.patch.object(model, "measured_case", case):
@@ -160,7 +151,7 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
 
 def test_growth_compares_the_time_of_a_token() -> None:
     times = {(1, 8): 1.0, (2, 8): 1.0, (4, 8): 4.0, (1, 16): 3.0}
-    found = growths([made_case(*case, seconds) for case, seconds in times.items()])
+    found = model.growths([made_case(*case, seconds) for case, seconds in times.items()])
     rows = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found]
     assert rows == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
 

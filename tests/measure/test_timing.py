@@ -8,15 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from genesis.measure.timing import (
-    LEAST_SAMPLES,
-    Plan,
-    Timing,
-    measure,
-    median_interval,
-    of_wall,
-    summarize,
-)
+from genesis.measure.timing import LEAST_SAMPLES, Plan, Timing, measure, median_interval, of_wall, summarize
 
 
 class Machine:

@@ -175,6 +175,21 @@ def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iter
             yield Candidate(predicted(q, tile, schedule, sm_count), tile, schedule)
 
 
+def explained(p: Problem, found: list[Candidate]) -> Iterator[str]:
+    """Yield a GEMM and the candidates of its tile, with what the model predicts for each."""
+    matrices = f", {p.matrices} matrices" if p.matrices > 1 else ""
+    sizes = f"[{p.m}, {p.k}] x [{p.k}, {p.n}]{matrices}"
+    yield f"{p.kind} {sizes}, layout {p.layout}: {len(found)} candidates, fastest first"
+    yield "  predicted    tile            warps  stages  programs/SM  order    copies  tiles  parts along k"
+    for us, t, s in found[:8]:
+        size, order = f"{t.bm} x {t.bn} x {t.bk}", "swapped" if t.swapped else "plain"
+        parts = f"{s.split} of the last {s.leftover} tiles" if s.split > 1 else "1"
+        yield (
+            f"{us:8.1f} us   {size:15} {t.warps:5}  {t.stages:6}  {t.ctas_per_sm:11}  {order:8} {t.copies or '-':6}  "
+            f"{s.full + s.leftover:5}  {parts}"
+        )
+
+
 def programs_per_sm(t: GemmTile, has_tma: bool) -> int:
     return t.ctas_per_sm if has_tma else max(1, min(8, (1 << 16) // (t.bm * t.bn + 60 * 32 * t.warps)))
 
