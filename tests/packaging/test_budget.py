@@ -27,16 +27,16 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
     "compiler": (2_630, ("genesis/compiler/",)),
-    "core and nn": (27_490, ("genesis/",)),
+    "core and nn": (27_870, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_430, ()),
+    "docstrings": (14_480, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (85_900, ("tests/",)),
+    "tests": (86_060, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -48,11 +48,11 @@ def crowded_kernels(source: str) -> dict[str, int]:
 
 
 IMPORTED_BY_USERS = {
-    "genesis.cuda.nvtx", "genesis.errors", "genesis.func", "genesis.linalg", "genesis.masked", "genesis.nn.functional",
-    "genesis.nn.init",
-    "genesis.nn.modules.module", "genesis.nn.utils", "genesis.optim.lr_scheduler", "genesis.optim.swa_utils",
-    "genesis.profiler", "genesis.random", "genesis.cuda.amp", "genesis.cuda.memory",
-    "genesis.saving", "genesis.special", "genesis.testing",
+    "genesis.cuda.amp", "genesis.cuda.memory", "genesis.cuda.nvtx", "genesis.errors", "genesis.func", "genesis.linalg",
+    "genesis.masked", "genesis.nn.functional", "genesis.nn.init", "genesis.nn.modules.module", "genesis.nn.utils",
+    "genesis.nn.utils.parametrizations", "genesis.nn.utils.parametrize", "genesis.optim.lr_scheduler",
+    "genesis.optim.swa_utils", "genesis.profiler", "genesis.random", "genesis.saving", "genesis.special",
+    "genesis.testing",
 }  # fmt: skip
 
 

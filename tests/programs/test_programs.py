@@ -8,19 +8,11 @@ import pytest
 
 from tests.programs import running
 
-# Programs that need names that Genesis does not have yet.
-PENDING = set(
-    """
-    parametrizations
-""".split()
-)
 STORED = running.stored()
 
 
 @pytest.mark.parametrize("name", sorted(STORED))
 def test_a_program_prints_what_torch_prints(name: str) -> None:
-    if name in PENDING:
-        pytest.skip("needs names that Genesis lacks")
     assert running.difference(STORED[name], running.output_of(running.FOLDER / f"{name}.py", genesis=True)) == ""
 
 

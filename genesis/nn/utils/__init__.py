@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -121,6 +122,12 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
     with no_grad():
         for parameter, part in zip(targets, vec.split(sizes), strict=True):
             parameter.copy_(part.reshape(parameter.shape))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("parametrizations", "parametrize", "rnn"):  # loaded at first use
+        return importlib.import_module(f"genesis.nn.utils.{name}")
+    raise AttributeError(f"module 'genesis.nn.utils' has no attribute {name!r}")
 
 
 check_calls(globals(), __all__)
