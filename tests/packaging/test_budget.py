@@ -18,7 +18,7 @@ MEASURING = (
 )  # fmt: skip
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "measuring": (4_870, MEASURING),
+    "measuring": (4_890, MEASURING),
     "kernels": (14_950, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_800, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_480, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_060, ("tests/",)),
+    "tests": (86_070, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
