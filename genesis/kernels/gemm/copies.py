@@ -29,8 +29,8 @@ from genesis.kernels.elements import collapse, converted, needs_int64, offsets, 
 from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
-MIN_MULTIPLY_ADDS = 1 << 25  # the fewest multiply-adds for which an operand is copied first
-MIN_USES = 32  # uses of each element that save as much as an extra read and write costs
+MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied first
+MIN_USES = 8  # uses of each element that save as much as an extra read and write costs
 
 
 @triton.jit

@@ -107,7 +107,7 @@ COPY, COPY_BYTES = 0.9, 2.06e6  # copying an operand
 PROMOTION = 0.105  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.39  # cycles of a warp to load an element of an MN-major A of float32
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
-FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.19, 0.51, 0.8, 23.6e3  # without tensor cores
+FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.23, 0.5, 0.75, 22.9e3  # without tensor cores
 
 # The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
 # the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
@@ -263,7 +263,8 @@ def _cycles(p: Problem, t: GemmTile) -> float:
     from shared memory, and take at least as long as that.
     """
     if p.kind == "float32":
-        return t.bm * t.bn * t.bk / 128 * FMA_CYCLES * (1 + FMA_EDGE * (16 / t.bm + 16 / t.bn))
+        per_thread = t.bm * t.bn / (32 * t.warps)  # loads from shared memory are an edge of these elements
+        return t.bm * t.bn * t.bk / 128 * FMA_CYCLES * (1 + FMA_EDGE / per_thread**0.5)
     cycles = t.bm / 64 * t.bk * p.item / 32 * max(t.bn / 2, 1.33 * (16 + t.bn / 4))
     if p.kind == "fp8_long":
         cycles += PROMOTION * t.bm * t.bn / t.warps
