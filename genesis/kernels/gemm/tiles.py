@@ -217,8 +217,8 @@ def _splits(tiles: int, steps: int, programs: int) -> set[int]:
 def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     """Return the microseconds of a GEMM. The operands are in the tile's order.
 
-    A step along k takes the latency of its loads, the multiply-adds of an SM's programs, their bytes through L2 to the
-    SM, or those of all SMs. Rounds, stores, the bytes of the operands, copies and parts along k follow.
+    A step along k takes the latency of its loads, the multiply-adds of an SM's programs, or their bytes through L2 to
+    the SM or to all SMs. Rounds, stores, the bytes of the operands, copies and parts along k follow.
     """
     per_sm = programs_per_sm(t, p.has_tma)
     sizes = p.m * p.k, p.k * p.n
@@ -226,17 +226,17 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
     step_bytes = (min(t.bm, p.m) * a + min(t.bn, p.n) * b) * t.bk * p.item
     if p.kind == "float32":
-        latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
+        latency, sm_bytes, step_bytes = FMA_LATENCY / t.stages, FMA_BYTES, float((t.bm + t.bn) * t.bk * p.item)
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
         """Return the time of tiles of so many steps, with their stores."""
         time = -(-tiles // sm_count) * t.bm * t.bn * stored / STORE_BYTES
         full, rest = divmod(tiles, sm_count * per_sm)
         for count, programs in ((full, sm_count * per_sm), (rest > 0, rest)):
-            busy = min(-(-programs // sm_count), per_sm)
-            time += count * (ROUND + steps * _overlapped(
-                latency, busy * cycles / CYCLES, busy * step_bytes / sm_bytes, programs * step_bytes / L2_BYTES
-            ))  # fmt: skip
+            if count:
+                busy = min(-(-programs // sm_count), per_sm)
+                through_l2 = step_bytes * max(busy / sm_bytes, programs / L2_BYTES)
+                time += count * (ROUND + steps * _overlapped(latency, busy * cycles / CYCLES, through_l2))
         return time
 
     time = rounds(s.full, -(-p.k // t.bk), p.out * (1 + p.reads)) + rounds(s.leftover * s.split, s.steps_per_split, 4)
