@@ -18,14 +18,15 @@ from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 Formula = Callable[..., None]
+IMPLEMENTATION = ("capturable", "foreach", "differentiable")  # arguments that are no settings of a group
 
 
-def _settings(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in arguments.items() if k not in ("self", "params", "how", "__class__")}
-
-
-def _penalized(p: Tensor, g: Tensor, weight_decay: float) -> Tensor:
-    return g + p * weight_decay if weight_decay else g
+def _penalized(p: Tensor, g: Tensor, weight_decay: float, decoupled_lr: float | None = None) -> Tensor:
+    """Return the gradient with the L2 penalty, or decay the parameter itself by the learning rate that is given."""
+    if decoupled_lr is None:
+        return g + p * weight_decay if weight_decay else g
+    p.mul_(1 - decoupled_lr * weight_decay)
+    return g
 
 
 class Composed(Optimizer):
@@ -33,13 +34,13 @@ class Composed(Optimizer):
 
     elementwise = False
     at_least_0: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
+    states: ClassVar[dict[str, float | str]]  # their first values; a name stands for the setting of this name
     scalars: ClassVar[tuple[str, ...]] = ()  # the states with one element
     formula: ClassVar[Formula]
 
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        """Return the first values of the states by name."""
-        raise NotImplementedError
+    def _start(self, params: Iterable[Any], arguments: dict[str, Any], **how: Any) -> None:
+        settings = {k: v for k, v in arguments.items() if k not in ("self", "params", "how")}
+        super().__init__(params, settings, **{k: settings.pop(k) for k in IMPLEMENTATION if k in settings}, **how)
 
     @property
     def not_capturable(self) -> str | None:
@@ -48,7 +49,13 @@ class Composed(Optimizer):
 
     @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
-        return composed(cls.formula, shape, group, cls.states(group), cls.scalars)
+        initial = {k: float(group[v]) if isinstance(v, str) else v for k, v in cls.states_of(group).items()}
+        return composed(cls.formula, shape, group, initial, cls.scalars)
+
+    @classmethod
+    def states_of(cls, group: Mapping[str, Any]) -> dict[str, float | str]:
+        """Return the states of a group."""
+        return cls.states
 
 
 def composed(
@@ -69,10 +76,7 @@ def amsgrad(
     weight_decay: float, decoupled_weight_decay: bool,
 ) -> None:  # fmt: skip
     """Adam whose denominator is the largest average so far (Reddi et al., 2018)."""
-    if decoupled_weight_decay:
-        p.mul_(1 - lr * weight_decay)
-    else:
-        g = _penalized(p, g, weight_decay)
+    g = _penalized(p, g, weight_decay, lr if decoupled_weight_decay else None)
     m.lerp_(g, 1 - betas[0])
     v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     most.copy_(most.maximum(v))
@@ -113,10 +117,7 @@ def _nadam(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, product: Tensor, lr: float, step: int, *, betas: Any, eps: float,
     weight_decay: float, momentum_decay: float, decoupled_weight_decay: bool,
 ) -> None:  # fmt: skip
-    if decoupled_weight_decay:
-        p.mul_(1 - lr * weight_decay)
-    else:
-        g = _penalized(p, g, weight_decay)
+    g = _penalized(p, g, weight_decay, lr if decoupled_weight_decay else None)
     mu, following = (betas[0] * (1 - 0.5 * 0.96 ** (t * momentum_decay)) for t in (step, step + 1))
     product.mul_(mu)
     m.lerp_(g, 1 - betas[0])
@@ -130,10 +131,7 @@ def _radam(
     p: Tensor, g: Tensor, m: Tensor, v: Tensor, lr: float, step: int, *, betas: Any, eps: float, weight_decay: float,
     decoupled_weight_decay: bool,
 ) -> None:  # fmt: skip
-    if decoupled_weight_decay:
-        p.mul_(1 - lr * weight_decay)
-    else:
-        g = _penalized(p, g, weight_decay)
+    g = _penalized(p, g, weight_decay, lr if decoupled_weight_decay else None)
     m.lerp_(g, 1 - betas[0])
     v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
     left, limit = 1 - betas[1] ** step, 2 / (1 - betas[1]) - 1
@@ -198,61 +196,53 @@ class Adagrad(Composed):
     """Adagrad (Duchi et al., 2011): steps divided by the root of the sum of all squared gradients."""
 
     formula = _adagrad
+    states = {"sum": "initial_accumulator_value"}  # noqa: RUF012
     at_least_0 = ("lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-2, lr_decay: float = 0, weight_decay: float = 0,
         initial_accumulator_value: float = 0, eps: float = 1e-10, *, maximize: bool = False, **how: Unpack[How],
     ) -> None:  # fmt: skip
-        super().__init__(params, _settings(locals()), **how)
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"sum": group["initial_accumulator_value"]}
+        self._start(params, locals(), **how)
 
 
 class Adadelta(Composed):
     """Adadelta (Zeiler, 2012): steps of the size of the averaged earlier steps."""
 
     formula = _adadelta
+    states = {"square_avg": 0, "acc_delta": 0}  # noqa: RUF012
     at_least_0 = ("lr", "eps", "weight_decay")
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0,
         *, maximize: bool = False, **how: Unpack[How],
     ) -> None:  # fmt: skip
-        super().__init__(params, _settings(locals()), **how)
+        self._start(params, locals(), **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         super().check_settings(group)
         check_range("rho", group["rho"], 0, math.nextafter(1, 2))
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"square_avg": 0, "acc_delta": 0}
 
 
 class Adamax(Composed):
     """Adamax (Kingma & Ba, 2015): Adam with the largest decayed gradient as the denominator."""
 
     formula = _adamax
+    states = {"exp_avg": 0, "exp_inf": 0}  # noqa: RUF012
     at_least_0, below_1 = ("lr", "eps", "weight_decay"), ("betas",)
 
     def __init__(
         self, params: Iterable[Any], lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, *, maximize: bool = False, **how: Unpack[How],
     ) -> None:  # fmt: skip
-        super().__init__(params, _settings(locals()), **how)
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"exp_avg": 0, "exp_inf": 0}
+        self._start(params, locals(), **how)
 
 
 class NAdam(Composed):
     """NAdam (Dozat, 2016): Adam with Nesterov momentum."""
 
     formula = _nadam
+    states = {"exp_avg": 0, "exp_avg_sq": 0, "mu_product": 1}  # noqa: RUF012
     scalars = ("mu_product",)
     at_least_0, below_1 = ("lr", "eps", "weight_decay", "momentum_decay"), ("betas",)
 
@@ -261,28 +251,21 @@ class NAdam(Composed):
         weight_decay: float = 0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
         maximize: bool = False, **how: Unpack[How],
     ) -> None:  # fmt: skip
-        super().__init__(params, _settings(locals()), **how)
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"exp_avg": 0, "exp_avg_sq": 0, "mu_product": 1}
+        self._start(params, locals(), **how)
 
 
 class RAdam(Composed):
     """RAdam (Liu et al., 2020): Adam whose first steps are corrected for the few gradients seen."""
 
     formula = _radam
+    states = {"exp_avg": 0, "exp_avg_sq": 0}  # noqa: RUF012
     at_least_0, below_1 = ("lr", "eps", "weight_decay"), ("betas",)
 
     def __init__(
         self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
         weight_decay: float = 0, decoupled_weight_decay: bool = False, *, maximize: bool = False, **how: Unpack[How],
     ) -> None:  # fmt: skip
-        super().__init__(params, _settings(locals()), **how)
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"exp_avg": 0, "exp_avg_sq": 0}
+        self._start(params, locals(), **how)
 
 
 class RMSprop(Composed):
@@ -296,12 +279,10 @@ class RMSprop(Composed):
         weight_decay: float = 0, momentum: float = 0, centered: bool = False, capturable: bool = False,
         foreach: bool | None = None, maximize: bool = False, differentiable: bool = False, **how: Any,
     ) -> None:  # fmt: skip
-        settings = _settings(locals())
-        more: dict[str, Any] = {k: settings.pop(k) for k in ("capturable", "foreach", "differentiable")}
-        super().__init__(params, settings, **more, **how)
+        self._start(params, locals(), **how)
 
     @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
+    def states_of(cls, group: Mapping[str, Any]) -> dict[str, float | str]:
         kept = {"square_avg": True, "momentum_buffer": group["momentum"] > 0, "grad_avg": group["centered"]}
         return {name: 0 for name, is_kept in kept.items() if is_kept}
 
@@ -310,6 +291,7 @@ class Rprop(Composed):
     """Rprop (Riedmiller & Braun, 1993): each element's step grows while its gradient keeps its sign."""
 
     formula = _rprop
+    states = {"prev": 0, "step_size": "lr"}  # noqa: RUF012
     at_least_0 = ("lr",)
 
     def __init__(
@@ -317,9 +299,7 @@ class Rprop(Composed):
         step_sizes: tuple[float, float] = (1e-6, 50), *, capturable: bool = False, foreach: bool | None = None,
         maximize: bool = False, differentiable: bool = False, **how: Any,
     ) -> None:  # fmt: skip
-        settings = _settings(locals())
-        more: dict[str, Any] = {k: settings.pop(k) for k in ("capturable", "foreach", "differentiable")}
-        super().__init__(params, settings, **more, **how)
+        self._start(params, locals(), **how)
 
     def check_settings(self, group: dict[str, Any]) -> None:
         super().check_settings(group)
@@ -328,15 +308,12 @@ class Rprop(Composed):
         if not 0 < group["etas"][0] < 1 < group["etas"][1]:
             raise ConfigError(f"etas is {group['etas']}, and must be a factor below 1 and one above 1")
 
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"prev": 0, "step_size": group["lr"]}
-
 
 class ASGD(Composed):
     """Averaged stochastic gradient descent (Polyak & Juditsky, 1992). `state[p]["ax"]` is the average."""
 
     formula = _asgd
+    states = {"eta": "lr", "mu": 1, "ax": 0}  # noqa: RUF012
     scalars = ("eta", "mu")
 
     def __init__(
@@ -344,10 +321,4 @@ class ASGD(Composed):
         weight_decay: float = 0, foreach: bool | None = None, maximize: bool = False, differentiable: bool = False,
         capturable: bool = False, **how: Any,
     ) -> None:  # fmt: skip
-        settings = _settings(locals())
-        more: dict[str, Any] = {k: settings.pop(k) for k in ("capturable", "foreach", "differentiable")}
-        super().__init__(params, settings, **more, **how)
-
-    @classmethod
-    def states(cls, group: Mapping[str, Any]) -> dict[str, float]:
-        return {"eta": group["lr"], "mu": 1, "ax": 0}
+        self._start(params, locals(), **how)
