@@ -153,7 +153,9 @@ def view_as_complex(x: Tensor) -> Tensor:
     if array.dtype not in _TYPES:
         raise DTypeError(f"view_as_complex of {array.dtype.name}", next="cast to float32 or float64")
     steps = array.strides
-    if array.shape[-1:] != (2,) or steps[-1] != 1 or array.offset % 2 or any(s % 2 for s in steps[:-1]):
+    if array.shape[-1:] != (2,) or (
+        array.size and (steps[-1] != 1 or array.offset % 2 or any(s % 2 for s in steps[:-1]))
+    ):
         raise ShapeError(f"view_as_complex of shape {array.shape} and strides {steps}", next="pass x.contiguous()")
     return ComplexTensor(x)
 

@@ -16,7 +16,7 @@ from genesis.array import Array
 from genesis.autograd.function import Function
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device, as_device
-from genesis.dtypes import INTEGER, DType, as_dtype, bfloat16, default_dtype, int64, result_type
+from genesis.dtypes import INTEGER, ComplexType, DType, as_dtype, bfloat16, complex64, default_dtype, int64, result_type
 from genesis.errors import DeviceError, DTypeError, ShapeError
 from genesis.functions.elementwise import clone, to_dtype
 from genesis.functions.exchange import from_cuda_array_interface
@@ -353,6 +353,9 @@ def to(
             dtype = value
     if booleans:
         non_blocking, copy = (*booleans, *(non_blocking, copy)[len(booleans) :])
+    if dtype.__class__ is ComplexType:
+        moved_x = to(x, device=device, copy=copy, non_blocking=non_blocking)
+        return moved_x.cfloat() if dtype is complex64 else moved_x.cdouble()
     place = a.device if device is None else as_device(device)
     result = x
     # Narrow before the transfer and widen after it, so that fewer bytes are copied.

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from genesis.dtypes import float64, int64
+from genesis.dtypes import bfloat16, float16, float64, int64
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions import elementwise, reduce
 from genesis.functions import factorizations as lapack
@@ -89,6 +89,8 @@ _PADE = (
 @matrix_function(top=("matrix_exp",), out=False)
 def matrix_exp(A: Tensor) -> Tensor:
     """Return the matrix exponential, by scaling and squaring in float64; the host reads the largest norm."""
+    if A.dtype in (bfloat16, float16):
+        return matrix_exp(A.float()).to(A.dtype)
     lapack.check_square("linalg.matrix_exp", A)
     if not A.numel():
         return A.clone()

@@ -125,6 +125,15 @@ def translated(value: Any) -> Any:
         return genesis.device(str(value))
     if isinstance(value, torch.Generator):
         return named("Generator")().manual_seed(value.initial_seed())
+    if isinstance(value, types.BuiltinFunctionType) and hasattr(torch.nn.functional, value.__name__):
+        return named(f"nn.functional.{value.__name__}")
+    if isinstance(value, torch.nn.TransformerEncoderLayer):
+        first = value.linear1
+        settings = {"dropout": value.dropout.p, "batch_first": value.self_attn.batch_first}
+        settings |= {"bias": first.bias is not None, "activation": translated(value.activation)}
+        return named("nn.TransformerEncoderLayer")(
+            first.in_features, value.self_attn.num_heads, first.out_features, norm_first=value.norm_first, **settings
+        )
     if isinstance(value, torch.nn.Module):
         return named(f"nn.{type(value).__name__}")()
     if isinstance(value, types.FunctionType):
