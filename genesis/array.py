@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from threading import get_ident
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,8 +72,10 @@ class Array:
 
     def like(self, storage: Storage) -> Array:
         """Return an array of the same shape, strides, dtype and device at the beginning of another storage."""
-        array = Array(storage, self.shape, self.strides, self.dtype, self.device)
-        array.layout, array._spec = self.layout, self._spec
+        array: Array = object.__new__(Array)  # every op runs this: the constructor would take twice as long
+        array.storage, array.shape, array.strides = storage, self.shape, self.strides
+        array.dtype, array.device, array.offset = self.dtype, self.device, 0
+        array.layout, array._spec, array._np = self.layout, self._spec, None
         return array
 
     def view_np(self) -> np.ndarray:
@@ -138,12 +140,17 @@ def allocated(shape: Sequence[int], dtype: DType, device: Device) -> Array:
 
 def is_sole_owner(x: Array) -> bool:
     """Whether x is contiguous and nothing but x refers to its memory, not even a numpy array of the caller."""
-    values, storage = x._np, cast(Any, x.storage)
-    if sys.getrefcount(storage) != _HELD + 1 or storage.owner is not None or storage.nbytes != x.nbytes:
+    values: Any = x._np
+    storage: Any = x.storage
+    if sys.getrefcount(storage) != _HELD + 1 or storage.owner is not None:
         return False
-    views = 0 if values is None else 1
-    is_seen = views and sys.getrefcount(values) != _HELD + 1
-    return x.is_contiguous and not is_seen and (x.device is not CPU or sys.getrefcount(storage.block) == 2 + views)
+    if storage.nbytes != x.nbytes or not is_contiguous(x.shape, x.strides):
+        return False
+    if x.device is not CPU:
+        return True
+    if values is None:
+        return sys.getrefcount(storage.block) == 2
+    return sys.getrefcount(values) == _HELD + 1 and sys.getrefcount(storage.block) == 3
 
 
 def _held() -> int:

@@ -62,8 +62,6 @@ class BackwardStep(Protocol):
 
     @property
     def is_last(self) -> bool: ...
-    @property
-    def is_total(self) -> bool: ...
     def is_unit(self, grad: Array) -> bool: ...
     def gradient_slot(self, i: int) -> Array | None: ...
     def take_accumulated(self, i: int) -> Accumulated | None: ...
@@ -90,8 +88,11 @@ class Context:
     _step: BackwardStep | None = None
 
     def during(self, step: BackwardStep) -> Context:
-        """Return a copy for one step of a backward pass; a copy, because the graph may outlive the pass."""
-        return Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs, self.leases, step)
+        """Return the context for one step of a backward pass; a copy, if the graph outlives the pass."""
+        if not step.is_last:
+            return Context(self.inputs, self.outputs, self.attrs, self.needs, self.input_specs, self.leases, step)
+        self._step = step
+        return self
 
     def gradient_slot(self, i: int) -> Array | None:
         """Return memory for the gradient of input `i`: contiguous, of its shape and dtype, contents undefined.
@@ -372,7 +373,7 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
         inputs, attrs = op.join(inputs, attrs)
     # Replay a cached launch plan of the device.
     if op.view is None and not _observers and not isinstance(out, tuple):
-        for x in inputs:
+        for x in inputs or (out,):
             if isinstance(x, Array):
                 if x.device is CPU:
                     break

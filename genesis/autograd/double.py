@@ -67,10 +67,6 @@ class _RecordedStep(_Step):
     def is_last(self) -> bool:
         return False
 
-    @property
-    def is_total(self) -> bool:
-        return False
-
     def is_unit(self, grad: Array) -> bool:
         return False
 

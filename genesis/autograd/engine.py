@@ -75,10 +75,13 @@ class BackwardPass:
 
     def add(self, edge: Edge, grad: Array, is_own: bool = False) -> None:
         """Accumulate a gradient. The first of an edge is kept uncopied; later ones are added in place to a sum."""
-        grads = self.grads.setdefault(edge.node, [None] * len(edge.node.specs))
-        have = grads[edge.output]
+        node, output = edge
+        grads = self.grads.get(node)
+        if grads is None:
+            grads = self.grads[node] = [None] * len(node.specs)
+        have = grads[output]
         if have is None:
-            grads[edge.output] = grad
+            grads[output] = grad
             if not is_own:
                 return
         else:
@@ -86,7 +89,7 @@ class BackwardPass:
             if edge in self.owned:
                 registry["add"](have, grad, out=have)
             else:
-                grads[edge.output] = registry["add"](have, grad, out=grad if is_own else self.lease(edge))
+                grads[output] = registry["add"](have, grad, out=grad if is_own else self.lease(edge))
         self.owned.add(edge)
 
     def lease(self, edge: Edge) -> Array | None:
@@ -121,6 +124,9 @@ class BackwardPass:
 
     def run(self, node: BaseNode, grads: list[Array | None]) -> None:
         """Run one node and pass its gradients on."""
+        if isinstance(node, AccumulateNode):
+            node.receive(grads, node in self.totals)
+            return
         step = _Step(self, node)
         produced = node.apply(grads, step)
         if mode.anomaly:
@@ -159,10 +165,6 @@ class _Step:
     def is_unit(self, grad: Array) -> bool:
         """See Context.is_unit."""
         return grad in units
-
-    @property
-    def is_total(self) -> bool:
-        return self.node in self.current.totals
 
     def gradient_slot(self, i: int) -> Array | None:
         """See Context.gradient_slot."""
@@ -366,6 +368,8 @@ def _as_list(role: str, tensors: Any, optional: bool = False) -> list[Any]:
 
 
 def _roots(tensors: TensorBase | Sequence[TensorBase], gradients: Any, create_graph: bool) -> list[tuple[Edge, Array]]:
+    if isinstance(tensors, TensorBase) and (gradients is None or isinstance(gradients, TensorBase)):
+        return [_seed(tensors, gradients, create_graph)]
     outputs = _as_list("an output", tensors)
     seeds = [None] if gradients is None else _as_list("a gradient", gradients, optional=True)
     if len(seeds) == 1 and seeds[0] is None:

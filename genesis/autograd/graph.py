@@ -172,11 +172,18 @@ class Node(BaseNode):
         step.leases = context.leases
         if prepare is not None:
             context = prepare(self, context)
-        input_grads = self.op.gradient(context.during(step), *grads)
+        context = context.during(step)
+        try:
+            input_grads = self.op.gradient(context, *grads)
+        finally:
+            context._step = None  # a reference back to this node
         assert len(input_grads) == len(self.edges), (
             f"{self.name}: {len(input_grads)} gradients for {len(self.edges)} inputs"
         )
-        return [self._fit(i, g, context.input_specs[i]) for i, g in enumerate(input_grads)]
+        return [
+            g if g is None or (g.spec == spec and self.edges[i] is not None) else self._fit(i, g, spec)
+            for i, (g, spec) in enumerate(zip(input_grads, context.input_specs, strict=True))
+        ]
 
     def _fit(self, i: int, grad: Array | None, spec: Spec | None) -> Array | None:
         """Sum a gradient over broadcast dimensions and cast it to the input's dtype."""

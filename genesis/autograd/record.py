@@ -21,7 +21,7 @@ from genesis.autograd.modes import is_grad_enabled
 from genesis.backend import mode
 from genesis.dtypes import DType
 from genesis.errors import DeviceError, DTypeError, GradientError, ShapeError
-from genesis.op import BackwardStep, Op, common_device, current_tracer, execute, registry, tracing
+from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
 from genesis.shapes import Shape, is_contiguous, preserved_strides
 
 
@@ -231,25 +231,28 @@ class AccumulateNode(BaseNode):
         self.leaf = weakref.ref(leaf)
         self.rank -= 1 << 62  # before all other nodes, although the sequence number may be low
 
-    def apply(self, grads: list[Array | None], step: BackwardStep) -> tuple[()]:
+    def receive(self, grads: list[Array | None], is_total: bool) -> None:
+        """Accumulate the gradient in `grads`, the only reference to it; `is_total` if it contains that of earlier
+        passes.
+        """
         leaf, grad = self.leaf(), grads.pop()
         if leaf is None or grad is None:
-            return ()
-        if leaf._grad is None and leaf._gradient_slot is None:
-            if sys.getrefcount(grad) == _HELD and is_sole_owner(grad):  # nobody else can see it: no copy
-                leaf._grad = TensorBase.wrap(grad)
-                leaf._gradient_arrived()
-            else:
-                leaf.accumulate_grad(grad)
-            return ()
-        if not step.is_total or leaf._grad is None:
+            return
+        held = leaf._grad
+        if held is not None and is_total:
+            if not is_same_window(held.array, grad):
+                registry["copy"](grad, out=held.array)
+        elif (
+            held is None
+            and leaf._gradient_slot is None
+            and sys.getrefcount(grad) == _HELD
+            and is_sole_owner(grad)  # nobody else can see it: no copy
+        ):
+            leaf._grad = TensorBase.wrap(grad)
+        else:
             leaf.accumulate_grad(grad)
-            return ()
-        held = leaf._grad.array
-        if not is_same_window(held, grad):
-            registry["copy"](grad, out=held)
+            return
         leaf._gradient_arrived()
-        return ()
 
     def accumulated(self) -> Array | None:
         """The gradient that earlier passes accumulated."""

@@ -107,6 +107,8 @@ def integer(value: Any, function: str, name: str = "") -> int:
 
 def integers(value: Any, function: str, name: str = "") -> int | tuple[int, ...]:
     """Return one integer, or a tuple of them from a sequence. Raises DTypeError as `integer` does."""
+    if type(value) is tuple and all(type(v) is int for v in value):
+        return value
     if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple([integer(v, function, name) for v in value])
     return integer(value, function, name)

@@ -103,10 +103,8 @@ def norm_gradients(
     sums = [ctx.take_accumulated(i) if ctx.needs[i] else None for i in range(1, count)]
     slots = [ctx.gradient_slot(i) if t is None and ctx.needs[i] else None for i, t in enumerate(sums, 1)]
     given = operands if plus is None else (*operands, plus)
-    if with_result:
-        grads = list(backward(g, *given, out=(None, *slots, None), with_result=True))
-    else:
-        grads = list(backward(g, *given, out=(None, *slots)))
+    out = None if slots.count(None) == len(slots) else (None, *slots, *[None] * with_result)
+    grads = list(backward(g, *given, out=out, **({"with_result": True} if with_result else {})))
     for i, before in enumerate(sums, 1):
         if before is not None:
             grads[i] = add(before.array, grads[i], out=before.array if before.is_own else None)

@@ -19,7 +19,7 @@ from typing import Any
 
 from genesis.backend import ArrayLike, Device, OpLike, mode
 from genesis.backend.cuda.driver import Driver
-from genesis.backend.cuda.launch import Recorder
+from genesis.backend.cuda.launch import Recorder, watches
 from genesis.backend.cuda.memory import CudaStorage
 from genesis.backend.cuda.stream import Runtime
 from genesis.dtypes import DType
@@ -247,7 +247,10 @@ class Plan:
                 words = each.words
                 for slot, operand, delta in each.addresses:
                     words[slot] = pointers[operand] + delta
-                each.go(stream)
+                if watches:
+                    watches[-1](each, stream)
+                else:
+                    each.run(stream)
 
 
 def record(
@@ -294,7 +297,10 @@ class Call:
         for i in self.operands:
             x = inputs[i]
             pointers.append(x.storage.pointer + x.offset * x.dtype.itemsize)
-        plan.launch(pointers, stream)
+        if plan.sizes or plan.driver.pending:
+            plan.launch(pointers, stream)
+        else:
+            plan._launch(pointers, stream)
         for i in self.mutates:
             inputs[i].storage.version += 1
         return tuple(results)
