@@ -70,7 +70,6 @@ class LRScheduler:
                     next="load the optimizer's state first, or remove last_epoch",
                 )
         self.base_lrs = [float(g["initial_lr"]) for g in optimizer.param_groups]
-        self._last_lr: list[float] = []
         self.start()
 
     def start(self) -> None:
@@ -135,6 +134,7 @@ class LRScheduler:
 
 # --- Functions of the step --------------------------------------------------------------------------------------------
 
+_LRScheduler = LRScheduler  # its older name, from which users derive
 Function = Callable[[int], float]
 
 

@@ -58,7 +58,7 @@ def test_a_loaded_scheduler_goes_on(name: str) -> None:
         resumed.load_state_dict({**state, "gama": 1})
 
 
-class Halving(lr_scheduler.LRScheduler):
+class Halving(lr_scheduler._LRScheduler):
     """A scheduler of a user, in torch's form."""
 
     def __init__(self, optimizer: Any, every: Any, last_epoch: int = -1) -> None:

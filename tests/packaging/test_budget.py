@@ -22,7 +22,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels": (14_960, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_810, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
-    "optim": (3_430, ("genesis/optim/",)),
+    "optim": (3_400, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_280, ("genesis/distributed/",)),
