@@ -19,6 +19,7 @@ from genesis.distributed.peers import Peers
 from genesis.dtypes import BOOL, FLOAT, DType, float8_e4m3fn, float32
 from genesis.errors import DeviceError, DTypeError, ShapeError
 
+WORLD = None  # torch's name, `group.WORLD`, for the group of all ranks
 _BLOCK = 1 << 18  # elements per message
 
 

@@ -25,7 +25,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "optim": (3_400, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
-    "distributed": (2_280, ("genesis/distributed/",)),
+    "distributed": (2_660, ("genesis/distributed/",)),
     "compiler": (2_630, ("genesis/compiler/",)),
     "core and nn": (27_900, ("genesis/",)),
     "generation and serving": (
@@ -33,10 +33,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_480, ()),
+    "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_100, ("tests/",)),
+    "tests": (86_310, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

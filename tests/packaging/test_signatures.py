@@ -48,6 +48,7 @@ _DIFFERENT = {
     "one copy of the state": "nn.Module.state_dict",
     "events are between streams of one process": "cuda.Event",
     "Genesis raises it, programs catch it": "cuda.CudaError",
+    "the ranks of a group do not change": "distributed.init_process_group",
     "torch lists no parameter": "cuda.CUDAGraph.register_generator_state",
     "checks and notes of torch's compiler": (
         "compile cuda.graph cuda.make_graphed_callables cuda.memory_snapshot cuda.CUDAGraph.capture_begin"
