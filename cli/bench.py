@@ -27,32 +27,18 @@ FAST_CASES = ((4,), (128,))
 LENGTHS, BATCHES = (128, 256, 512), "1,2,4"
 CHECKPOINTING = ("none", "selective", "full")
 
-SIZES_HELP = "small, medium, batch, large or xlarge; may be given several times.  [default: by device]"
+SIZES = "small, medium, batch, large or xlarge; may be given several times.  [default: by device]"
 MODELS = "A preset, a config.json, a model folder, or quickstart.  [default: 0.5B on a GPU, else quickstart]"
-CATEGORIES_HELP = "element, activation, reduction, matmul, memory or optimizer."
-USUAL = f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, up to the model's positions]"
+CATEGORIES = "element, activation, reduction, matmul, memory or optimizer."
+TOKENS = f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, up to the model's positions]"
 TYPES = "bf16 or fp32.  [default: the config's; CPU: fp32]"
 REPEATED = "What backward computes again: none, selective or full."
-RANKS = "Take steps in N processes of this host, ranks, each with its own batch, and in one alone; all: one per"
+RANKS = "Take steps in N processes of this host, ranks, each with its own batch, and in one alone; all: one per GPU, or"
 SIZE = "A preset such as 0.5B, a config.json, a model folder, or quickstart."
 DEMOS = "fusion, batched, memory or access; without it they are listed."
-Ops = Annotated[
-    list[str] | None, typer.Option("--op", metavar="NAME", help="This op alone; may be given several times.")
-]
-Category = Annotated[str | None, typer.Option("--category", metavar="NAME", help=CATEGORIES_HELP)]
-Sizes = Annotated[list[str] | None, typer.Option("--size", metavar="SIZE", help=SIZES_HELP)]
-Model = Annotated[str | None, typer.Option("--model", metavar="SIZE", help=MODELS)]
+OP = "This op alone; may be given several times."
 Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")]
 WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
-Size = Annotated[str, typer.Option("--size", metavar="SIZE", help=SIZE)]
-BatchSize = Annotated[str, typer.Option("--batch-size", metavar="N,N,…", help="Rows of a batch.")]
-SeqLen = Annotated[str | None, typer.Option("--seq-len", metavar="N,N,…", help=USUAL)]
-WeightType = Annotated[str | None, typer.Option("--dtype", metavar="DTYPE", help=TYPES)]
-Checkpointing = Annotated[str, typer.Option("--checkpointing", metavar="HOW", help=REPEATED)]
-FastSteps = Annotated[bool, typer.Option("--fast", help="Take little time for each case.")]
-NProc = Annotated[str | None, typer.Option("--nproc", metavar="N|all", help=f"{RANKS} GPU, or CPU core.")]
-Demo = Annotated[str | None, typer.Argument(metavar="NAME", help=DEMOS)]
-FastDemo = Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")]
 
 bench = typer.Typer(help="Measure ops, a model, or all, for a report.", add_completion=False, rich_markup_mode=None)
 
@@ -60,9 +46,9 @@ bench = typer.Typer(help="Measure ops, a model, or all, for a report.", add_comp
 @bench.command("ops")
 def bench_ops(
     context: typer.Context,
-    op: Ops = None,
-    category: Category = None,
-    size: Sizes = None,
+    op: Annotated[list[str] | None, typer.Option(metavar="NAME", help=OP)] = None,
+    category: Annotated[str | None, typer.Option(metavar="NAME", help=CATEGORIES)] = None,
+    size: Annotated[list[str] | None, typer.Option(metavar="SIZE", help=SIZES)] = None,
     fast: Fast = False,
     backward: WithBackward = False,
     dtype: OpDtype = None,
@@ -85,7 +71,7 @@ def bench_ops(
 @bench.command("all")
 def bench_all(
     context: typer.Context,
-    model: Model = None,
+    model: Annotated[str | None, typer.Option(metavar="SIZE", help=MODELS)] = None,
     fast: Fast = False,
     backward: WithBackward = False,
     dtype: OpDtype = None,
@@ -172,14 +158,14 @@ def measure(
 @bench.command("model")
 def bench_model(
     context: typer.Context,
-    size: Size,
-    batch_size: BatchSize = BATCHES,
-    seq_len: SeqLen = None,
+    size: Annotated[str, typer.Option(metavar="SIZE", help=SIZE)],
+    batch_size: Annotated[str, typer.Option(metavar="N,N,…", help="Rows of a batch.")] = BATCHES,
+    seq_len: Annotated[str | None, typer.Option(metavar="N,N,…", help=TOKENS)] = None,
     device: MeasuredDevice = "auto",
-    dtype: WeightType = None,
-    checkpointing: Checkpointing = "none",
-    fast: FastSteps = False,
-    nproc: NProc = None,
+    dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help=TYPES)] = None,
+    checkpointing: Annotated[str, typer.Option(metavar="HOW", help=REPEATED)] = "none",
+    fast: Annotated[bool, typer.Option("--fast", help="Take little time for each case.")] = False,
+    nproc: Annotated[str | None, typer.Option(metavar="N|all", help=f"{RANKS} CPU core.")] = None,
     vs: VsTorch = None,
     torch_python: TorchPython = None,
     json: JsonFile = None,
@@ -187,8 +173,8 @@ def bench_model(
     """Measure training steps of a model.
 
     The weights are random. Prints the times of forward, backward and optimizer for each batch size and length, tokens
-    and FLOPs a second, the share of this machine's measured matmul, memory by its purpose, and the cost of larger
-    batches and lengths.
+    and FLOPs a second, what a token costs in larger batches and lengths, the share of this machine's measured matmul,
+    and memory by its purpose.
     A case that fails does not end the run; the first one sets the exit code. With --nproc a rank that fails ends all of
     them, without a report.
     """
@@ -248,9 +234,9 @@ def bench_model(
 
 def demo(
     context: typer.Context,
-    name: Demo = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help=DEMOS)] = None,
     device: MeasuredDevice = "auto",
-    fast: FastDemo = False,
+    fast: Annotated[bool, typer.Option("--fast", help="On little data, in about two seconds.")] = False,
     json: JsonFile = None,
 ) -> None:
     """Measure what an idea about speed or memory gains here.
@@ -258,20 +244,20 @@ def demo(
     Runs the same work in several ways, and prints the bytes that each reads and writes, its time, and how they compare.
     The code of all demos is short: genesis/measure/demos.py.
     """
-    from genesis.measure.demos import DEMOS, Setting
+    from genesis.measure import demos
     from genesis.measure.limits import copy_rate
     from genesis.measure.record import format_rate, to_text
     from genesis_cli.session.preparation import resolve_device
 
     if name is None:
-        print("\n".join(f"{each.ljust(max(map(len, DEMOS)))}  {run.__doc__}" for each, run in DEMOS.items()))
+        print("\n".join(f"{each:8} {run.__doc__}" for each, run in demos.DEMOS.items()))
         return
-    if name not in DEMOS:
-        near = nearest(name, DEMOS)
-        next = f"did you mean {near}?" if near else f"demos: {', '.join(DEMOS)}"
+    if name not in demos.DEMOS:
+        near = nearest(name, demos.DEMOS)
+        next = f"did you mean {near}?" if near else f"demos: {', '.join(demos.DEMOS)}"
         raise UsageError(f"unknown demo {name}", where="NAME", next=next)
     where = resolve_device(device)
     report = measured.new_report("demo", measured.command_of(context, "demo"), where)
-    report.tables = list(DEMOS[name](Setting(where, fast)))
+    report.tables = list(demos.DEMOS[name](demos.Setting(where, fast)))
     report.settings = {"copy": format_rate(copy_rate(where), "B/s")}
     measured.show(report, to_text(report), json)

@@ -27,35 +27,25 @@ SHAPE = "What the inputs are made from.  [default: the op's typical ones]"
 AXIS = "-1, or several as in 0,1, or all.  [default: typical ones]"
 OUT = "Write the run's trace, flame graph and memory into it."
 OP = "Op of the registry, such as add, reduce_sum, matmul."
-Config = Annotated[str | None, typer.Argument(metavar="[CONFIG]", help=RUN)]
-OpName = Annotated[str | None, typer.Option("--op", metavar="NAME", help=OP)]
-ShapeText = Annotated[str | None, typer.Option("--shape", metavar="N,N,…", help=SHAPE)]
-AxisText = Annotated[str | None, typer.Option("--axis", metavar="AXIS", help=AXIS)]
-Backward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]
-Stage = Annotated[str | None, typer.Option("--show", metavar="STAGE", help=STAGES)]
-Arch = Annotated[str | None, typer.Option("--arch", metavar="sm_N", help=ARCH)]
-Steps = Annotated[int, typer.Option("--steps", metavar="N", help="Steps of the run to profile.")]
-Out = Annotated[str | None, typer.Option("--out", metavar="FOLDER", help=OUT)]
-Nvtx = Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")]
 
 
 def profile(
     context: typer.Context,
-    config: Config = None,
+    config: Annotated[str | None, typer.Argument(metavar="[CONFIG]", help=RUN)] = None,
     overrides: Overrides = None,
-    op: OpName = None,
-    shape: ShapeText = None,
-    axis: AxisText = None,
+    op: Annotated[str | None, typer.Option(metavar="NAME", help=OP)] = None,
+    shape: Annotated[str | None, typer.Option(metavar="N,N,…", help=SHAPE)] = None,
+    axis: Annotated[str | None, typer.Option(metavar="AXIS", help=AXIS)] = None,
     dtype: OpDtype = None,
     device: MeasuredDevice = "auto",
-    backward: Backward = False,
+    backward: Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")] = False,
     vs: VsTorch = None,
     torch_python: TorchPython = None,
-    stage: Stage = None,
-    arch: Arch = None,
-    steps: Steps = STEPS,
-    out: Out = None,
-    nvtx: Nvtx = False,
+    stage: Annotated[str | None, typer.Option("--show", metavar="STAGE", help=STAGES)] = None,
+    arch: Annotated[str | None, typer.Option(metavar="sm_N", help=ARCH)] = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps of the run to profile.")] = STEPS,
+    out: Annotated[str | None, typer.Option(metavar="FOLDER", help=OUT)] = None,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Show the run's parts to Nsight as NVTX ranges.")] = False,
     json: JsonFile = None,
 ) -> None:
     """Explain the time of an op or of a training run.

@@ -62,14 +62,9 @@ Schedule = Callable[[int], ProfilerAction]
 def schedule(
     *, wait: int, warmup: int, active: int, repeat: int = 0, skip_first: int = 0, skip_first_wait: int = 0
 ) -> Schedule:
-    """Chooses the steps to record: after `skip_first` steps, cycles of steps that wait, warm up and are recorded.
+    """Chooses the steps to record: after `skip_first` steps, `repeat` cycles that wait, warm up and are recorded.
 
-    Args:
-        repeat: number of cycles; 0 for no end.
-        skip_first_wait: any value but 0 leaves out the wait of the first cycle.
-
-    Raises:
-        UsageError: a count is negative, or no step is active.
+    0 cycles have no end. Any `skip_first_wait` but 0 leaves out the wait of the first cycle. Raises UsageError.
     """
     if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
         given = f"wait={wait}, warmup={warmup}, active={active}, repeat={repeat}, skip_first={skip_first}"
@@ -209,7 +204,6 @@ class Profiler:
         return Session(recorder, device, memory, keeps_graphs=True)
 
     def _end_step(self, number: int, saves: bool) -> None:
-        """End a step, and the recording with it if `saves`."""
         if self._session is None or self._step_began is None:
             return
         began, self._step_began = self._step_began, time.perf_counter()
@@ -229,10 +223,9 @@ class Profiler:
         return self._recordings
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
-        """Ops, ranges and the rest of the time by name. Their own times add up to the whole.
+        """Ops, ranges and other time by name; their own times add up to the whole. Raises UsageError: there are none.
 
-        Different shapes can be different rows, and so can different calls, this many of the innermost, if the profile
-        has stacks. Raises: UsageError: nothing was recorded, as the exports do.
+        Different shapes can be different rows, and so can different calls, by so many of the innermost.
         """
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
@@ -313,10 +306,7 @@ def profile(
 def benchmark(description: str, run: Callable[[], object], num_warmups: int = 1, num_trials: int = 3) -> float:
     """Mean milliseconds of a call of `run`, including the work it leaves to the GPU.
 
-    Args:
-        description: the function's name, for errors.
-        num_warmups: calls before the timed ones, which compile kernels.
-        num_trials: timed calls; UsageError if there are none.
+    `num_warmups` calls compile kernels, `num_trials` calls are timed; errors show the description.
     """
     if num_trials < 1:
         raise UsageError(f"{description}: num_trials={num_trials} times no call", next="use 1 or more")

@@ -98,6 +98,7 @@ class Case:
     ranks: int = 1
     phases: dict[str, float] = field(default_factory=dict)  # seconds; empty, as ops, in ranks and if recording failed
     ops: list[dict[str, Any]] = field(default_factory=list)
+    token_ratio: float | None = None  # time of a token, compared with the first case's
     scaling: float | None = None  # a rank's tokens per second divided by those of one process alone
     peer: Ratio | None = None  # the step in torch
     peer_memory: int | None = None  # torch's peak memory; None on the CPU
@@ -141,7 +142,6 @@ class RandomTokens:
         return Batch(epoch, index, ids, ids, positions, b * (t - 1), b * t, np.zeros((0, 4), np.int64))
 
     def describe(self, batch: Batch) -> list[str]:
-        """Describes a batch for an error about it."""
         return [f"random tokens, batch {batch.index}"]
 
 
@@ -315,6 +315,7 @@ STEPS = [
     Column("half_width", "±", "share", "Half of the median's 95 % confidence interval.", "step.half_width"),
     *(Column(n, n, "s", f"Time of {n}: its share of recorded steps.", f"phases.{n}") for n in PHASES),
     Column("tokens_per_second", "tokens/s", "token/s", "Trained tokens per second of all ranks."),
+    Column("token_ratio", "time of a token", "ratio", "Time of a token, compared with the first case's."),
     Column("scaling", "of one rank", "share", "A rank's tokens/s as a share of one process alone."),
     Column("flops_per_second", "FLOP/s", "FLOP/s", f"FLOP/s of a rank, by {FORMULA}.",
            lambda c: c.flops / c.step.seconds),
@@ -335,36 +336,16 @@ MEMORY = [
     Column("rest", "activations, workspace", "bytes", "Other bytes at the peak.", "memory.rest"),
     Column("peak", "peak", "bytes", "Peak memory.", "memory.peak"),
 ]
-GROWTH = [
-    Column("axis", "grows", "text", "What grows."),
-    Column("before", "from", "text", "The smaller case."),
-    Column("case", "to", "text", "The larger case."),
-    Column("ratio", "time of a token", "ratio", "Time of a token, compared with the smaller case."),
-    Column("seconds", "step", "s", "Time of a step of the larger case."),
-]
-
-
-def growths(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Rows that compare each case with the next larger one along the batch and along the length."""
-    rows = []
-    for small in cases:
-        for axis, fixed in (("batch", "length"), ("length", "batch")):
-            larger = [c for c in cases if getattr(c, fixed) == getattr(small, fixed) and c.flops > small.flops]
-            for large in sorted(larger, key=lambda c: c.flops)[:1]:
-                ratio = small.tokens_per_second / large.tokens_per_second
-                ends = {"before": small.label, "case": large.label}
-                rows.append({"axis": axis, **ends, "ratio": ratio, "seconds": large.step.seconds})
-    return rows
 
 
 def step_tables(cases: Sequence[Case], title: str = "") -> list[Table]:
-    """The tables of steps, memory and growth, and of the largest case's ops."""
+    """The tables of steps, of memory, and of the largest case's ops."""
     if not cases:
         return []
+    for case in cases[1:]:
+        case.token_ratio = cases[0].tokens_per_second / case.tokens_per_second
     notes = dict.fromkeys(note for case in cases for note in case.notes)
     found = [Table("steps", title, STEPS, cases, notes=notes), Table("memory", "memory", MEMORY, cases)]
-    if grown := growths(cases):
-        found.append(Table("growth", "growth", GROWTH, grown))
     most = max(cases, key=lambda c: (c.batch * c.length, c.length))
     if most.ops:
         columns, label = run.part_columns("op", most.limits.device != CPU), f"ops of a step, {most.label}"

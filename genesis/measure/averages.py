@@ -67,7 +67,6 @@ class EventList(list[Average]):
 
     @property
     def self_cpu_time_total(self) -> float:
-        """Total host time in microseconds."""
         return sum(row.self_cpu_time_total for row in self)
 
     def table(

@@ -63,7 +63,6 @@ class Request:
 
     @functools.cached_property
     def dims(self) -> dict[str, Shape]:
-        """The sizes that each letter stands for."""
         shape = self.shape if len(self.shape) != 1 else self.shape * max(len(self.letters), 1)
         first, last = self.shape[:1], self.shape[-1:]
         known: dict[str, Shape] = {"*": self.shape, "F": first, "L": last, "P": self.shape[:-1], "T": self.shape[1:]}
@@ -469,13 +468,7 @@ def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
 def choices(
     name: str, device: Device, shapes: Sequence[Shape] = (), axes: Sequence[Axes] = ()
 ) -> Iterator[tuple[Shape, Axes]]:
-    """The shapes and axes to measure: the given ones, otherwise the default sizes and axes.
-
-    A given shape without an axis is measured over the kind's first axis.
-
-    Raises:
-        UsageError: the op does not exist, or it has no axis.
-    """
+    """The given shapes and axes, or the default ones; a given shape has the kind's first axis. Raises UsageError."""
     kind = op_named(name)[1]
     if axes and not kind.axes:
         raise UsageError(f"{name} has no axis", where="--axis", next="leave --axis out")
@@ -485,15 +478,9 @@ def choices(
 
 
 def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: Device) -> Case:
-    """The op called `name` with its inputs.
+    """The op called `name` with its inputs; `axes` is None for all, the dtype for the first of float32, int32 and bool.
 
-    Args:
-        shape: sizes in the order of the kind's letters.
-        axes: axes to reduce; None for all.
-        dtype: dtype of the operands; None for the first of float32, int32 and bool that the op accepts.
-
-    Raises:
-        UsageError: the op does not accept this shape, axis or dtype, or the device lacks a feature that the op needs.
+    Raises UsageError: it does not accept this shape, axis or dtype, or the device lacks a feature that it needs.
     """
     op, kind = op_named(name)
     if kind.letters and len(shape) not in {text.count(",") + 1 for text in kind.sizes.split()}:

@@ -217,7 +217,6 @@ class Examined:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run all CPU work inside the block in this thread."""
     count = threads()
     set_threads(1)
     try:
@@ -345,7 +344,6 @@ def _idle_threads(seen: Examined) -> Finding | None:
     """Threads that do not speed up the call, on a machine where they speed up a matmul."""
 
     def gained(call: Call) -> float:
-        """The time with one thread divided by the time with all threads."""
         every = min(seen.wall_of(call) for _ in range(ROUNDS))
         with _one_thread():
             return min(seen.wall_of(call) for _ in range(ROUNDS)) / every

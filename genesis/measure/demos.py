@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import genesis
 from genesis import Tensor
 from genesis.array import Array
 from genesis.autograd import no_grad
-from genesis.backend import CPU, Device, backend_for
+from genesis.backend import CPU, Device
 from genesis.errors import NumericError
-from genesis.measure.limits import copy_rate, has_gpu_time, time_on_gpu, wait_for
+from genesis.measure.limits import copy_rate, cuda_backend, has_gpu_time, time_on_gpu, wait_for
 from genesis.measure.record import Column, Table, format_ratio
 from genesis.measure.session import peak_bytes
 from genesis.measure.timing import Plan, measure, of_wall
@@ -40,7 +40,7 @@ class Setting:
         """The side of a square float32 matrix that exceeds the caches; 12 of them fit into a GPU's free memory."""
         side = self.size(16384, 4096, 1024 if self.device == CPU else 4096, 32)
         if has_gpu_time(self.device):
-            free, _ = cast(Any, backend_for(self.device)).driver.memory_info()
+            free, _ = cuda_backend(self.device).driver.memory_info()
             while 12 * 4 * side * side > free:
                 side //= 2
         return side

@@ -144,12 +144,7 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
 
 
 def target_named(arch: str | None, device: Device) -> Properties:
-    """The GPU to compile for: one of architecture `arch` ("sm_90" or "90"), by default the device or else sm_90.
-
-    Raises:
-        UsageError: the architecture is unknown, or kernels are interpreted.
-        DeviceError: Triton is not installed.
-    """
+    """The GPU of architecture "sm_90" or "90", by default the device or else sm_90. Raises UsageError, DeviceError."""
     from genesis.backend.cuda import driver_for
     from genesis.backend.cuda.driver import is_interpreted
 
@@ -178,14 +173,9 @@ def code_of(
     axes: Sequence[Axes] = (),
     backward: bool = False,
 ) -> Iterator[str]:
-    """Yield the code of each kernel that the first case of an op launches, below a comment that names the kernel.
+    """Yield the code of each kernel that an op's first case launches, below a comment; with its backward pass if asked.
 
-    Args:
-        stage: one of `STAGES`, or "choice" for the candidates of GEMM tiles; `op.profile_op` describes the others.
-        backward: whether to include the kernels of the backward pass.
-
-    Raises:
-        UsageError: the op or the stage does not exist. DeviceError: a tool is missing.
+    `stage` is one of `STAGES`, or "choice" for the candidates of GEMM tiles. Raises UsageError, DeviceError.
     """
     from genesis.backend.cuda.compile import compiled, dependent
     from genesis.backend.cuda.simulated import fake_device

@@ -127,16 +127,9 @@ def profile_op(
     axes: Sequence[Axes] = (),
     settings: Settings | None = None,
 ) -> Iterator[Measured | Failure]:
-    """Measure the cases of an op in order. A case that fails yields a `Failure`, and the next case follows.
+    """Measure the cases of an op in order; `choices` and `make_case` describe them and their errors.
 
-    Args:
-        name: name of the op, as `cases.op_named` accepts it.
-        dtype: dtype of the operands; None for the first of float32, int32 and bool that the op accepts.
-        shapes: shapes to measure; empty for the default sizes.
-        axes: axes to measure; empty for the default axes.
-
-    Raises:
-        UsageError: the op does not exist, or it does not accept a shape, an axis, the dtype or a setting.
+    A case that fails yields a `Failure`, and the next case follows.
     """
     settings = settings or Settings()
     if settings.backward and op_named(name)[0].vjp is None:
@@ -210,7 +203,6 @@ def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | No
 
 
 def _timing(key: str, title: str, about: str) -> Iterator[Column]:
-    """The columns of a time: its median and its precision."""
     yield Column(key, title, "s", f"{about} Median.", f"{key}.seconds")
     half = "Half of the median's 95 % confidence interval."
     yield Column(f"{key}_half_width", "±", "share", half, f"{key}.half_width")

@@ -114,15 +114,9 @@ class Child:
 
 @contextmanager
 def started(work: str, device: Device, python: str | None = None) -> Iterator[Child]:
-    """torch's process inside the block.
+    """torch's process inside the block: for "ops" or "steps", with the interpreter `python`, or this one.
 
-    Args:
-        work: "ops" or "steps".
-        python: the interpreter that has torch; None means this one.
-
-    Raises:
-        UsageError: the interpreter does not exist, or the device is simulated.
-        DeviceError: torch is missing.
+    Raises UsageError: the interpreter does not exist, or the device is simulated. DeviceError: torch is missing.
     """
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter cannot be compared", where="--vs", next="use --device cpu")

@@ -143,7 +143,6 @@ def _settings(report: Report) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escapes text for one cell of Markdown."""
     return escape(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 

@@ -161,7 +161,6 @@ class Recorder:
 
     @contextmanager
     def frame(self, level: Level, name: str, **more: str) -> Iterator[None]:
-        """A frame for the block; `_push` has the other arguments."""
         depth = self._push(level, name, **more)
         try:
             yield

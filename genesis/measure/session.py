@@ -14,16 +14,13 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import pool
 from genesis.backend.cuda.launch import KernelLaunch, watching_launches
-from genesis.measure.limits import wait_for
+from genesis.measure.limits import cuda_backend, wait_for
 from genesis.measure.recorder import OUTSIDE, Frame, Recorder, callers, decorated, shadowed
-
-if TYPE_CHECKING:
-    from genesis.backend.cuda import CudaBackend
 
 
 class Kernel(NamedTuple):
@@ -36,6 +33,8 @@ class Kernel(NamedTuple):
     stream: int = 0  # counted from the step's own one
     in_graph: bool = False
     is_first: bool = True  # of its op's call
+    before: int = 0  # events
+    after: int = 0
     start: float = 0.0  # seconds since the first mark of the step
     end: float = 0.0
 
@@ -48,27 +47,19 @@ class Kernel(NamedTuple):
         return self.end - self.start
 
 
-class _Mark(NamedTuple):
-    """A launch, and the events before and after it."""
-
-    kernel: Kernel
-    before: int
-    after: int
-
-
 class Marks:
     """Records events around launches while `watching` is entered; graphs captured meanwhile keep theirs.
 
     `current` returns the host's innermost frame; `keeps_graphs` says that these graphs are replayed later.
     """
 
-    def __init__(self, backend: CudaBackend, current: Callable[[], Frame], keeps_graphs: bool) -> None:
+    def __init__(self, backend: Any, current: Callable[[], Frame], keeps_graphs: bool) -> None:
         self.backend, self._current = backend, current
         self._keeps_graphs, self._wait = keeps_graphs, backend.driver.synchronize
-        self._marks: list[_Mark] = []
+        self._marks: list[Kernel] = []
         self._kernels: list[Kernel] = []  # of graphs that were replayed again
-        self._capture: list[_Mark] = []  # begins with a mark for the start of the capture
-        self._graphs: dict[int, list[_Mark]] = {}  # by executable
+        self._capture: list[Kernel] = []  # begins with a mark for the start of the capture
+        self._graphs: dict[int, list[Kernel]] = {}  # by executable
         self._replayed: list[int] = []
         self._base, self._streams = 0, dict[int, int]()  # an event; streams in the order of their first launch
         self._events, self._graph_events = list[int](), list[int]()
@@ -84,9 +75,9 @@ class Marks:
         self._read_graphs()
         return sorted([*self._kernels, *map(self._timed, self._marks)], key=lambda kernel: kernel.start)
 
-    def _timed(self, mark: _Mark) -> Kernel:
-        start, end = (self.backend.driver.elapsed(self._base, event) for event in (mark.before, mark.after))
-        return mark.kernel._replace(start=start, end=end)
+    def _timed(self, kernel: Kernel) -> Kernel:
+        start, end = (self.backend.driver.elapsed(self._base, event) for event in (kernel.before, kernel.after))
+        return kernel._replace(start=start, end=end)
 
     def _read_graphs(self) -> None:
         """Read the events of replayed graphs, which the next replay overwrites."""
@@ -95,8 +86,9 @@ class Marks:
         self._replayed = []
 
     def _event(self, into: list[int]) -> int:
-        into.append(self.backend.driver.create_event(True))
-        return into[-1]
+        event: int = self.backend.driver.create_event(True)
+        into.append(event)
+        return event
 
     def _destroy(self, events: list[int]) -> None:
         while events:
@@ -104,7 +96,6 @@ class Marks:
 
     @contextmanager
     def _marked(self, name: str, grid: tuple[int, ...], stream: int, outside: str = OUTSIDE) -> Iterator[None]:
-        """Mark the launch inside the block."""
         driver = self.backend.driver
         in_graph = bool(self._capture) and bool(self.backend.pool.capturing)
         if in_graph:
@@ -119,8 +110,8 @@ class Marks:
         driver.record_time(after, stream)
         number = 0 if in_graph else self._streams.setdefault(stream, len(self._streams))
         frame = self._current()
-        is_first = frame.level != "op" or not into or into[-1].kernel.frame is not frame
-        into.append(_Mark(Kernel(name, frame, grid, outside, number, in_graph, is_first), before, after))
+        is_first = frame.level != "op" or not into or into[-1].frame is not frame
+        into.append(Kernel(name, frame, grid, outside, number, in_graph, is_first, before, after))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -140,10 +131,10 @@ class Marks:
             plain_capture(stream)
             event = self._event(self._graph_events)
             driver.record_time(event, stream)
-            self._capture = [_Mark(Kernel("capture", self._current()), event, event)]
+            self._capture = [Kernel("capture", self._current(), before=event, after=event)]
 
         def instantiate(graph: int) -> int:
-            executable = plain_instantiate(graph)
+            executable: int = plain_instantiate(graph)
             self._graphs[executable], self._capture = self._capture, []
             return executable
 
@@ -195,7 +186,7 @@ class MemoryWatch:
 
     def __init__(self, device: Device, current: Callable[[], Frame]) -> None:
         self._current, self._device = current, device
-        self._pool: Any = pool if device == CPU else cast(Any, backend_for(device)).pool
+        self._pool: Any = pool if device == CPU else cuda_backend(device).pool
         self.begin()
 
     def begin(self) -> None:
@@ -213,7 +204,6 @@ class MemoryWatch:
             self._pool.watch = None
 
     def track(self) -> Track:
-        """The memory since `begin`."""
         totals = itertools.accumulate(nbytes for _, nbytes, _ in self._changes)
         return Track(self._device, [Change(*each, total) for each, total in zip(self._changes, totals, strict=True)])
 
@@ -268,7 +258,7 @@ class Session:
         self, recorder: Recorder, device: Device, memory: Sequence[Device] = (), keeps_graphs: bool = False
     ) -> None:
         self.recorder, self.started = recorder, 0.0  # when the current recording began
-        self._backend: Any = cast(Any, backend_for(device))
+        self._backend: Any = backend_for(device)
         self._wait, self._marked = wait_for(device), 0.0
         self._marks = None if device == CPU else Marks(self._backend, recorder.current, keeps_graphs)
         self._memory = [MemoryWatch(each, recorder.current) for each in memory]
@@ -325,7 +315,7 @@ class Session:
 def peak_bytes(call: Callable[[], object], device: Device) -> int:
     """Peak bytes of a call's outputs and temporaries, on the CPU including numpy's. The call must have run before."""
     if device != CPU:
-        backend = cast("CudaBackend", backend_for(device))
+        backend = cuda_backend(device)
         backend.driver.synchronize()
         backend.pool.settle()
         backend.pool.reset_peak()

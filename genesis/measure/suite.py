@@ -90,12 +90,7 @@ def measure_all(
     settings: Settings,
     notify: Callable[[str], None] = lambda text: None,
 ) -> Results:
-    """Measure every case in order; gradients are left out for ops without one.
-
-    Args:
-        dtype: None takes the first of float32, int32 and bool that the op takes.
-        notify: is called with the name of the next case.
-    """
+    """Measure every case in order, without gradients for ops that have none; `notify` gets the name of the next one."""
     found = Results()
 
     def measure(job: Job, backward: bool) -> None:

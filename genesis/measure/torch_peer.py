@@ -286,7 +286,6 @@ class Steps:
 
     @property
     def peak(self) -> int | None:
-        """The most memory that was allocated at one time; None on the CPU."""
         return int(self.torch.cuda.max_memory_allocated()) if self.on_gpu else None
 
 

@@ -146,14 +146,9 @@ def test_parts_that_cannot_be_recorded_are_a_note() -> None:
     assert [row["is_noisy"] for row in shown.rows][1:] == ["noisy", ""]
 
 
-# --- Growth -----------------------------------------------------------------------------------------------------------
-
-
-def test_growth_compares_the_time_of_a_token() -> None:
-    times = {(1, 8): 1.0, (2, 8): 1.0, (4, 8): 4.0, (1, 16): 3.0}
-    found = model.growths([made_case(*case, seconds) for case, seconds in times.items()])
-    rows = [(g["axis"], g["before"], g["case"], g["ratio"]) for g in found]
-    assert rows == [("batch", "1x8", "2x8", 0.5), ("length", "1x8", "1x16", 1.5), ("batch", "2x8", "4x8", 2.0)]
+def test_the_time_of_a_token_is_compared_with_the_first_case() -> None:
+    rows = step_tables([made_case(1, 8, 1.0), made_case(2, 8, 1.0), made_case(1, 16, 3.0)])[0].rows
+    assert [row["token_ratio"] for row in rows] == [None, 0.5, 1.5]
 
 
 # --- Compared with torch ----------------------------------------------------------------------------------------------

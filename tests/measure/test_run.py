@@ -224,7 +224,7 @@ def test_ranges_nest_as_the_frames_do() -> None:
 
 
 def test_ranges_go_to_the_first_library_that_has_them() -> None:
-    loaded = mock.Mock(spec=["nvtxRangePushA", "nvtxRangePop", "nvtxMarkA"])
+    loaded = mock.Mock(spec=["nvtxRangePushA", "nvtxRangePop", "nvtxMarkA", "nvtxRangeStartA", "nvtxRangeEnd"])
     nvtx.library.cache_clear()
     with mock.patch("ctypes.CDLL", side_effect=[OSError("missing"), object(), loaded]):
         assert nvtx.is_available()
