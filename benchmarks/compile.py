@@ -19,6 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results
+from genesis.backend import Device
+
 
 def gelu(F: Any, x: Any) -> Any:
     return 0.5 * x * (1 + (x * 0.7978845608 * (1 + 0.044715 * x * x)).tanh())
@@ -170,8 +173,8 @@ def main() -> None:
     """Time all cases."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="")
-    parser.add_argument("--only", default="")
+    parser.add_argument("--out", type=Path, help="file for the report")
+    parser.add_argument("--only", default="", help="names of functions, separated by commas")
     parser.add_argument("--seconds", type=float, default=400, help="start no case after this time")
     parser.add_argument("--device-check", action="store_true", help="only compare with eager results, at small sizes")
     options = parser.parse_args()
@@ -183,63 +186,91 @@ def main() -> None:
 
         sides.append(Side(torch, torch.nn.functional))
     rng, rows_found, began = random.Random(options.seed), [], time.perf_counter()
-    cases = [c for c in CASES if options.only in c[0].__name__]
-    for number, (function, kinds, has_grad) in enumerate(cases):
-        for dtype in ("bfloat16", "float32"):
-            if time.perf_counter() - began > options.seconds:
-                break
-            aligned = (number + (dtype == "float32")) % 2 == 0
-            columns = rng.choice((1024, 2048, 4096, 8192)) if aligned else rng.randrange(700, 9000)
-            if function is rotary:
-                columns -= columns % 2
-            if function is moe_gate:
-                columns = 64 if aligned else 48
-            rows = max(1, (1 << 25) // columns)
-            if options.device_check:
-                rows, columns = 5, 70
-            values = operands(kinds, rows, columns, number)
-            line: dict[str, Any] = {"function": function.__name__, "dtype": dtype, "shape": [rows, columns]}
-            for grad in (False, True) if has_grad else (False,):
-                timers = []
-                for side in sides:
-                    F = side.functional
+    names = options.only.split(",") if options.only else [c[0].__name__ for c in CASES]
+    cases = [(*case, dtype) for case in CASES for dtype in ("bfloat16", "float32") if case[0].__name__ in names]
+    rng.shuffle(cases)  # a run that ends early is a sample
+    for number, (function, kinds, has_grad, dtype) in enumerate(cases):
+        if time.perf_counter() - began > options.seconds:
+            break
+        aligned = number % 2 == 0
+        columns = rng.choice((1024, 2048, 4096, 8192)) if aligned else rng.randrange(700, 9000)
+        if function is rotary:
+            columns -= columns % 2
+        if function is moe_gate:
+            columns = 64 if aligned else 48
+        rows = max(1, (1 << 25) // columns)
+        if options.device_check:
+            rows, columns = 5, 70
+        values = operands(kinds, rows, columns, number)
+        line: dict[str, Any] = {"function": function.__name__, "dtype": dtype, "shape": [rows, columns]}
+        for grad in (False, True) if has_grad else (False,):
+            timers = []
+            for side in sides:
+                F = side.functional
 
-                    def call(*tensors: Any, function: Any = function, F: Any = F) -> Any:
-                        return function(F, *tensors)
+                def call(*tensors: Any, function: Any = function, F: Any = F) -> Any:
+                    return function(F, *tensors)
 
-                    if side.library is not genesis:
-                        torch._dynamo.reset()
-                    compiled = side.library.compile(call)
-                    tensors = side.tensors(values, kinds, dtype, grad)
-                    if side.library is genesis and function is not layer_norm_dropout:
-                        check(call, compiled, tensors, line)
-                    if not options.device_check:
-                        first = time.perf_counter()
-                        timers.append(side.times(compiled, tensors, grad, 20))
-                        line[f"{side.library.__name__} first s"] = round(time.perf_counter() - first, 2)
-                if not timers:
-                    continue
-                rounds = [[t() for t in timers] for _ in range(7)]
-                mine, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
-                name = "both" if grad else "forward"
-                line |= {
-                    f"{name} ms": round(mine, 4),
-                    f"{name} torch ms": round(theirs, 4),
-                    name: round(theirs / mine, 3),
-                }
-            rows_found.append(line)
-            print(json.dumps(line), flush=True)
-            if options.out:
-                Path(options.out).write_text(json.dumps(rows_found, indent=1))
-    ratios = sorted(line[k] for line in rows_found for k in ("forward", "both") if k in line)
-    if ratios:
-        print(f"{len(ratios)} ratios torch / Genesis: median {statistics.median(ratios)}, worst {ratios[0]}, "
-              f"below 0.85: {sum(r < 0.85 for r in ratios)}")  # fmt: skip
+                if side.library is not genesis:
+                    torch._dynamo.reset()
+                compiled = side.library.compile(call)
+                tensors = side.tensors(values, kinds, dtype, grad)
+                if side.library is genesis:
+                    check(call, compiled, tensors, line)
+                if not options.device_check:
+                    first = time.perf_counter()
+                    timers.append(side.times(compiled, tensors, grad, 20))
+                    line[f"{side.library.__name__} first s"] = round(time.perf_counter() - first, 2)
+            if not timers:
+                continue
+            rounds = [[t() for t in timers] for _ in range(7)]
+            mine, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
+            name = "both" if grad else "forward"
+            line |= {
+                f"{name} ms": round(mine, 4),
+                f"{name} torch ms": round(theirs, 4),
+                name: round(theirs / mine, 3),
+            }
+        rows_found.append(line)
+        print(json.dumps(line), flush=True)
+    report(rows_found, options)
+
+
+def report(found: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the ratios and write the report."""
+    rows = [
+        {
+            "function": line["function"], "dtype": line["dtype"], "rows": line["shape"][0],
+            "columns": line["shape"][1], "step": step, "genesis": line[f"{step} ms"] / 1e3,
+            "torch": line[f"{step} torch ms"] / 1e3, "ratio": line[step],
+        }
+        for line in found for step in ("forward", "both") if step in line
+    ]  # fmt: skip
+    if not rows:
+        return
+    ratios = sorted(row["ratio"] for row in rows)
+    print(f"{len(ratios)} ratios torch / Genesis: median {statistics.median(ratios)}, worst {ratios[0]}, "
+          f"below 0.85: {sum(r < 0.85 for r in ratios)}")  # fmt: skip
+    of = results.columns(
+        function=("function", "text", "Function of plain ops, in benchmarks/compile.py."),
+        dtype=("dtype", "text", "Of the operands."), rows=("rows", "count", "Of the operands."),
+        columns=("columns", "count", "Of the operands."), step=("pass", "text", "Forward, or forward and backward."),
+        genesis=("Genesis", "s", "Median time of a call, by events."), torch=("torch", "s", "The same, torch.compile."),
+        ratio=("ratio", "ratio", "torch's time over Genesis'."),
+    )  # fmt: skip
+    table = results.rows_table("cases", "Compiled functions beside torch.compile", of, rows)
+    results.write_report(options.out, "compile", Device("cuda"), [table], {"seed": options.seed})
 
 
 def check(call: Any, compiled: Any, tensors: list[Any], line: dict[str, Any]) -> None:
     """Compare the compiled function with the eager one."""
-    want, got = call(*tensors), compiled(*tensors)
+    from genesis import manual_seed
+
+    found = []
+    for function in (call, compiled):
+        manual_seed(0)
+        found.append(function(*tensors))
+    want, got = found
     for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (want, got)), strict=True):
         limit = 2e-2 if line["dtype"] == "bfloat16" else 1e-4
         scale = max(1e-6, a.detach().float().abs().max().item())
