@@ -3,11 +3,13 @@
 The source calls the same functions of one tile as the hand-written kernels (`genesis.kernels.pointwise`), so every op
 has one definition. Values stay in float32 between the ops of a kernel, where separate kernels would round to the type
 of the result. A kernel of a group without reductions works on tiles [BLOCK] of elements in memory order. With
-reductions it works on tiles [R, C]: R rows, and all columns of the row, rounded up to a power of two.
+reductions it works on tiles [R, C]: R rows, and all columns of the row, rounded up to a power of two. Where that would
+be much more than the row, the row is cut into up to three pieces of C, C_1 and C_2 columns, each with its own lines.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 from collections.abc import Callable
@@ -100,7 +102,7 @@ class GroupStep:
     operands: list[Value]  # windows, in the order of the kernel's pointers
     stored: list[Value]
     strides: list[Shape]  # over the space: of what is stored, of the operands and of the indices
-    tile: tuple[int, int]  # R, C; or BLOCK, 0
+    tile: tuple[int, ...]  # R, C and the sizes of further pieces; or BLOCK, 0
 
     @property
     def calls(self) -> list[Call]:
@@ -129,8 +131,8 @@ class GroupStep:
         if group.split is None:
             tiles = -(-numel(group.space) // self.tile[0])
         else:
-            tiles = -(-group.rows // self.tile[0]) * -(-group.columns // self.tile[1])
-        resident = 32 // warps(self.tile[0] * max(1, self.tile[1]))
+            tiles = -(-group.rows // self.tile[0]) * -(-group.columns // sum(self.tile[1:]))
+        resident = 32 // warps(self.tile)
         return min(tiles, backend.persistent_programs(resident)) if group.partial else tiles
 
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
@@ -147,11 +149,25 @@ class GroupStep:
         rows, *row_strides = collapse(*(each[:k] for each in (space, *strides)))
         columns, *column_strides = collapse(*(each[k:] for each in (space, *strides)))
         both = [(*r, *c) for r, c in zip(row_strides, column_strides, strict=True)]
-        r, c = self.tile
+        r, *pieces = self.tile
+        widths = {f"C{end}": c for end, c in zip(PIECES, pieces, strict=False)}
         launch(
             self.kernel, programs, *stores, *loads, group.rows, group.columns, programs, rows, columns, *row_strides,
-            *column_strides, INT64=needs_int64((*rows, *columns), *both), R=r, C=c, num_warps=warps(r * c),
+            *column_strides, INT64=needs_int64((*rows, *columns), *both), R=r, num_warps=warps(self.tile), **widths,
         )  # fmt: skip
+
+
+PIECES = ("", "_1", "_2")  # what the names of pieces of a row end with; the writer has $ in place of it
+
+
+def pieces_of(columns: int) -> list[int]:
+    """The sizes of the pieces that cover a row: powers of two."""
+    found: list[int] = []
+    while (rest := columns - sum(found)) > 0:
+        cover = max(16, triton.next_power_of_2(rest))
+        found.append(cover if cover <= max(256, rest) or len(found) == len(PIECES) - 1 else cover // 2)
+    whole: int = triton.next_power_of_2(columns)
+    return found if sum(found) < 0.9 * whole else [whole]
 
 
 def memory_order(space: Shape, strides: Shape) -> list[int]:
@@ -159,9 +175,10 @@ def memory_order(space: Shape, strides: Shape) -> list[int]:
     return sorted(range(len(space)), key=lambda d: -strides[d])
 
 
-def warps(elements: int) -> int:
-    """The warps of a program that holds a tile of so many elements."""
-    return max(4, min(16, elements // 512))
+def warps(tile: tuple[int, ...]) -> int:
+    """The warps of a program with a tile. Unaligned rows, which are cut into pieces, need more registers an element."""
+    elements = tile[0] * max(1, sum(tile[1:])) * (2 if len(tile) > 2 else 1)
+    return 4 if elements < 4096 else 8 if elements < 8192 else 16
 
 
 def accumulator(call: Call) -> DType:
@@ -193,6 +210,7 @@ class _Writer:
         self.indices: list[Shape] = []
         # Without reductions a tile holds a part of the columns.
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
+        self.pieces = [0] if group.split is None or self.is_blocked else pieces_of(group.columns)
         self.lines: list[str] = []
         self.after: list[str] = []
         self.operands: list[Value] = []
@@ -203,7 +221,7 @@ class _Writer:
 
     @property
     def tile(self) -> str:
-        return "[BLOCK]" if self.group.split is None else "[R, C]"
+        return "[BLOCK]" if self.group.split is None else "[R, C$]"
 
     def function(self, function: Any, hint: str) -> str:
         """The name by which the source refers to a function of tiles."""
@@ -226,11 +244,11 @@ class _Writer:
         """The offsets of an array's tile, and their mask."""
         if shape == "[BLOCK]":
             return f"offsets(i, sizes, s{name})", "m"
-        row, column = f"offsets(r, rows, r{name})", f"offsets(c, columns, c{name})"
+        row, column = f"offsets(r, rows, r{name})", f"offsets(c$, columns, c{name})"
         return {
-            "[R, C]": (f"{row} + {column}", "m & k"),
+            "[R, C]": (f"{row} + {column}", "m & k$"),
             "[R, 1]": (row, "m"),
-            "[1, C]": (column, "k"),
+            "[1, C]": (column, "k$"),
             "[1, 1]": ("r * 0", "r == 0"),
         }[shape]
 
@@ -251,11 +269,10 @@ class _Writer:
                 where, mask = f"{where} - {more[1]}", f"{mask} & {more[0]}"
             elif shape == "[1, 1]":
                 where, mask = "tl.full([1, 1], 0, tl.int32)", "None"
-            self.lines.append(
-                f"x{name} = converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})  # {shape}"
-            )
-            self.loaded[key] = f"x{name}"
-            self.shapes[f"x{name}"] = shape
+            register = f"x{name}{'$' if 'C' in shape else ''}"
+            text = f"converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})"
+            self.lines.append(f"{register} = {text}  # {shape}")
+            self.loaded[key], self.shapes[register] = register, shape
         return self.loaded[key]
 
     def operand(self, x: Any, call: Call, work: DType) -> str:
@@ -273,7 +290,7 @@ class _Writer:
 
     def keep(self, call: Call, text: str, work: DType, shape: str) -> None:
         """Name the result of a call, which `text` computes in the type `work`."""
-        out, name = call.outputs[0], f"v{len(self.names)}"
+        out, name = call.outputs[0], f"v{len(self.names)}{'$' if 'C' in shape[-2:-1] else ''}"
         kind = work_type(out.dtype)
         if call.op.name == "cast" and out.dtype is not kind:  # the user asks for the rounding
             text = f"converted({text}, {_word(out.dtype)})"
@@ -367,7 +384,7 @@ class _Writer:
             where, aligned = "tile * BLOCK + tl.arange(0, BLOCK // 4) * 4", True
         else:
             fours = shape[-2] == "C" and self.group.columns > 2 and collapse(space[k:], strides[k:])[1] == (1,)
-            where = f"offsets(r, rows, r{e}) + first + tl.arange(0, C // 4)[None, :] * 4"
+            where = f"offsets(r, rows, r{e}) + first$ + tl.arange(0, C$ // 4)[None, :] * 4"
             aligned = all(st % 4 == 0 for st in strides[:k])
         if fours:
             keeps = f"{self.function(random.kept_fours, 'kept_fours')}({pointer}, {where}, {attrs}, {aligned})"
@@ -379,10 +396,15 @@ class _Writer:
         text = f"tl.where({keeps}, tl.full([1] * {shape.count(',') + 1}, {scale}, {word}), 0.0) * {value}"
         self.keep(call, text, work, shape)
 
-    def masked(self, text: str, other: str) -> str:
+    def masked(self, text: str, other: Any) -> str:
         """Replace the columns beyond the row's end."""
         columns = self.group.columns
-        return text if columns & (columns - 1) == 0 else f"tl.where(k, {text}, {other})"
+        text = f"tl.broadcast_to({text}, [R, C$])"
+        return text if columns & (columns - 1) == 0 else f"tl.where(k$, {text}, {other})"
+
+    def over(self, text: str, join: str = "{} + {}") -> str:
+        """A value of the row, from the values of its pieces."""
+        return functools.reduce(join.format, [text.replace("$", end) for end in PIECES[: len(self.pieces)]])
 
     def reduction(self, call: Call) -> None:
         """A reduction over the columns of the tile."""
@@ -394,18 +416,23 @@ class _Writer:
         if op in ("amax", "amin"):
             combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
             text = f"tl.reduce({self.masked(value, _extreme(work, op))}, 1, {combine})[:, None]"
+            text = self.over(text, combine + "({}, {})")
         elif op in ("any", "all"):
             name, other = ("max", "0") if op == "any" else ("min", "1")
-            text = f"tl.{name}({self.masked(f'{value}.to(tl.int32)', other)}, 1)[:, None] != 0"
+            text = self.over(
+                f"tl.{name}({self.masked(f'{value}.to(tl.int32)', other)}, 1)[:, None]", f"tl.{name}imum({{}}, {{}})"
+            )
+            text = f"{text} != 0"
         elif op == "var":  # in two passes over registers
             name = f"v{len(self.names)}"
-            self.lines.append(f"{name}_mean = tl.sum({self.masked(value, '0')}, 1)[:, None] / {columns}")
-            self.lines.append(f"{name}_far = {self.masked(f'{value} - {name}_mean', '0')}  # [R, C]")
+            self.lines.append(f"{name}_sum = {self.over(f'tl.sum({self.masked(value, 0)}, 1)[:, None]')}")
+            self.lines.append(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
             count = max(columns - call.attrs.get("correction", 1), 0.0)
-            text = f"tl.sum({name}_far * {name}_far, 1)[:, None] / {self.full(count, work)}"
+            text = self.over(f"tl.sum({name}_far$ * {name}_far$, 1)[:, None]")
+            text = f"({text}) / {self.full(count, work)}"
         else:
-            text = f"tl.sum({self.masked(value, '0')}, 1)[:, None]"
-            text = f"{text} / {columns}" if op == "mean" else text
+            text = self.over(f"tl.sum({self.masked(value, 0)}, 1)[:, None]")
+            text = f"({text}) / {columns}" if op == "mean" else text
         self.keep(call, text, work, "[R, 1]")
 
     @staticmethod
@@ -417,30 +444,36 @@ class _Writer:
         op, work = call.op.name, accumulator(call)
         value = self.operand(call.inputs[0], call, work)
         whole = len(reduced_axes(call)) == len(self.group.space)
-        mask = "m" if self.group.split is None else "m & k"
+        mask, name = ("m", f"t{j}") if self.group.split is None else ("m & k$", f"t{j}$")
         tile = f"tl.broadcast_to({value}, {self.tile})"
         if op in ("amax", "amin"):
             combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
-            self.lines.append(f"t{j} = {combine}(t{j}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
-            text = f"tl.reduce(t{j}, 0, {combine})"
+            self.lines.append(f"{name} = {combine}({name}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
+            text = f"tl.reduce({name}, 0, {combine})"
         else:
-            self.lines.append(f"t{j} += tl.where({mask}, {tile}, 0)")
-            text = f"tl.sum(t{j}, 0)"
+            self.lines.append(f"{name} += tl.where({mask}, {tile}, 0)")
+            text = f"tl.sum({name}, 0)"
         if op == "mean":
             text = f"{text} / {float(numel([self.group.space[a] for a in reduced_axes(call)]))}"
         if whole:
             self.after.append(f"tl.store(p{j} + tl.program_id(0), {text})")
         else:
-            where = f"p{j} + tl.program_id(0) * columns_count + tl.arange(0, C)"
-            self.after.append(f"tl.store({where}, {text}, mask=tl.arange(0, C) < columns_count)")
+            at = "first$ + tl.arange(0, C$)"
+            where = f"p{j} + tl.program_id(0) * columns_count + {at}"
+            self.after.append(f"tl.store({where}, {text}, mask={at} < columns_count)")
 
     def store(self, j: int, v: Value) -> None:
         """The store of a value of the group."""
         shape = self.shape_of(self.group.places[v])
         where, mask = self.address(f"o{j}", shape)
-        tile = "[R, 1]" if shape == "[1, 1]" else shape
+        tile = "[R, 1]" if shape == "[1, 1]" else shape.replace("C", "C$")
         text = f"converted({self.names[v]}, o{j}.dtype.element_ty)"
         self.lines.append(f"tl.store(o{j} + {where}, tl.broadcast_to({text}, {tile}), mask={mask})")
+
+    def of_pieces(self, line: str) -> list[str]:
+        """A line for each piece of the row, if it has one part of them."""
+        ends = PIECES[: len(self.pieces)] if "$" in line else PIECES[:1]
+        return [line.replace("$", end).replace(", C]", f", C{end}]") for end in ends]
 
     def source(self, title: str, stores: int) -> str:
         """The whole kernel."""
@@ -455,17 +488,21 @@ class _Writer:
         else:
             sizes = ["rows_count", "columns_count", "programs", "rows", "columns"]
             arguments = [*pointers, *sizes, *(f"r{e}" for e in each), *(f"c{e}" for e in each)]
-            constants, count = "R: tl.constexpr, C: tl.constexpr", "tl.cdiv(rows_count, R)"
-            head = ["c = (first + tl.arange(0, C))[None, :]  # [1, C]", "k = c < columns_count  # [1, C]"]
+            ends = PIECES[: len(self.pieces)]
+            constants = ", ".join(["R: tl.constexpr", *(f"C{end}: tl.constexpr" for end in ends)])
+            count = "tl.cdiv(rows_count, R)"
+            head = ["c$ = (first$ + tl.arange(0, C$))[None, :]  # [1, C]", "k$ = c$ < columns_count  # [1, C]"]
             tile = ["r = (tile * R + tl.arange(0, R))[:, None]  # [R, 1]", "m = r < rows_count  # [R, 1]"]
             if self.is_blocked:
                 parts = "tl.cdiv(columns_count, C)"
                 head, tile = [], [f"first = tile % {parts} * C", f"tile = tile // {parts}", *head, *tile]
             else:
-                head.insert(0, "first = 0")
+                starts = [" + ".join(["0", *(f"C{end}" for end in ends[:i])]) for i in range(len(ends))]
+                head = [*(f"first{end} = {start}" for end, start in zip(ends, starts, strict=True)), *head]
         for j, call in enumerate(totals):
             start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
-            head.append(f"t{j} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
+            name = f"t{j}" if self.group.split is None else f"t{j}$"
+            head.append(f"{name} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
         pad = " " * 4
         body = ["if INT64:", "    tile = tile.to(tl.int64)", *tile]
         if self.group.split is None:  # masks of lengths that are not multiples of 16 would prevent wide loads
@@ -477,7 +514,7 @@ class _Writer:
         loop = ["tile = tl.program_id(0)"]
         if totals:
             loop, body = [f"for tile in range(tl.program_id(0), {count}, programs):"], [pad + line for line in body]
-        text = [*head, *loop, *body, *self.after]
+        text = [piece for line in (*head, *loop, *body, *self.after) for piece in self.of_pieces(line)]
         signature = f"def {title}({', '.join(arguments)}, INT64: tl.constexpr, {constants}):"
         return "\n".join(["@jit", signature, *(pad + line for line in text)]) + "\n"
 
@@ -520,14 +557,15 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
         writer = _written(group, stored)
     title = "_".join([*(call.op.name for call in group.calls[:4]), str(next(_numbers))])
     source = writer.source(title, len(stored))
+    tile: tuple[int, ...] = (1024, 0)
     if group.split is None:
-        tile = (1024, 0)
+        pass
     elif writer.is_blocked:
         columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
         tile = (1024 // columns, columns)
     else:
-        columns = triton.next_power_of_2(group.columns)
-        tile = (max(1, min(2048 // columns, triton.next_power_of_2(group.rows))), columns)
+        rows = min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows))
+        tile = (max(1, rows), *writer.pieces)
     reads = list(dict.fromkeys(v.root for v in writer.operands))
     results = [*stored, *(call.outputs[0] for call in group.partial)]
     kernel = _jit(source, title, writer.globals)

@@ -17,7 +17,7 @@ import numpy as np
 import genesis
 from genesis import Tensor
 
-SHAPES = ((3, 5), (4, 1), (1, 6), (2, 3, 4), (7,), (2, 33), (1,), (5, 70))
+SHAPES = ((3, 5), (4, 1), (1, 6), (2, 3, 4), (7,), (2, 33), (1,), (5, 70), (2, 300))
 UNARY: tuple[Callable[..., Any], ...] = (
     lambda x: x.tanh(), lambda x: x.sigmoid(), lambda x: (x * 0.3).exp(), lambda x: x.abs() + 0.5, lambda x: x * x,
     lambda x: -x, lambda x: x.clamp(-1, 1), lambda x: genesis.where(x > 0, x, x * 0.1), lambda x: x.relu(),
