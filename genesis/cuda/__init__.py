@@ -300,7 +300,7 @@ def check_supported(device: AnyDevice = None) -> str:
 
 # torch's names that Genesis does not have, and why.
 _ABSENT = {
-    "CUDAPluggableAllocator change_current_allocator caching_allocator_enable": (
+    "CUDAPluggableAllocator change_current_allocator caching_allocator_enable caching_allocator_disabled": (
         "there is one allocator, which CUDA graphs and memory plans rely on"
     ),
     "cudart": "kernels are launched through CUDA's driver, not through its runtime library",

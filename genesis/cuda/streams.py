@@ -6,8 +6,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Self
 
+from genesis.backend import Device
 from genesis.backend.cuda import AnyDevice, find_backend
 from genesis.backend.cuda.stream import Runtime, give_stream, take_stream
 from genesis.errors import DeviceError, UsageError
@@ -27,12 +28,32 @@ class Stream:
     def __init__(self, device: AnyDevice = None, priority: int = 0, *, handle: int | None = None) -> None:
         self.backend, self.priority = find_backend(device), priority
         self.handle = take_stream(self.backend, priority) if handle is None else handle
-        self._owned = handle is None
+        self._owned, self._before = handle is None, list[int]()
 
     @property
     def cuda_stream(self) -> int:
         """The driver's handle, for use with other libraries."""
         return self.handle
+
+    stream_id = cuda_stream
+
+    @property
+    def device(self) -> Device:
+        """The device of the stream."""
+        return self.backend.device
+
+    def is_capturing(self) -> bool:
+        """Whether the stream's work is captured into a graph."""
+        return self.backend.driver.is_capturing(self.handle)
+
+    def __enter__(self) -> Self:
+        """`with s:` launches on the stream inside the block, as `with genesis.cuda.stream(s):` does."""
+        self._before.append(self.backend.stream)
+        self.backend.stream = self.handle
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.backend.stream = self._before.pop()
 
     def __del__(self) -> None:
         if getattr(self, "_owned", False):
@@ -89,18 +110,30 @@ class Event:
 
     Args:
         enable_timing: allow `elapsed_time(end)` to measure the milliseconds between two events.
+        blocking: let a thread in `synchronize` sleep; it polls otherwise.
+        interprocess, external: only False.
     """
 
-    def __init__(self, enable_timing: bool = False) -> None:
-        self.enable_timing = enable_timing
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        if interprocess or external:
+            raise UsageError("events have no interprocess or external form", next="leave the argument out")
+        self.enable_timing, self.blocking = enable_timing, blocking
         self._backend: Runtime | None = None
         self._handle = 0
+
+    @property
+    def cuda_event(self) -> int:
+        """The driver's handle, for use with other libraries; 0 before the first `record`."""
+        return self._handle
 
     def record(self, stream: Stream | None = None) -> None:
         """Record the event behind the present work of `stream`, by default the current one."""
         stream = current_stream() if stream is None else stream
         if self._backend is None:
-            self._backend, self._handle = stream.backend, stream.backend.driver.create_event(self.enable_timing)
+            driver, self._backend = stream.backend.driver, stream.backend
+            self._handle = driver.create_event(self.enable_timing, self.blocking)
         if self._backend is not stream.backend:
             raise UsageError(f"the event belongs to {self._backend.device}, the stream to {stream.backend.device}")
         self._backend.driver.record_event(self._handle, stream.handle)
@@ -147,17 +180,13 @@ class StreamContext:
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
-        self._before: list[int] = []
 
     def __enter__(self) -> Stream | None:
-        if self.stream is not None:
-            self._before.append(self.stream.backend.stream)
-            self.stream.backend.stream = self.stream.handle
-        return self.stream
+        return self.stream and self.stream.__enter__()
 
     def __exit__(self, *error: object) -> None:
         if self.stream is not None:
-            self.stream.backend.stream = self._before.pop()
+            self.stream.__exit__()
 
 
 def get_stream_from_external(data_ptr: int, device: AnyDevice = None) -> Stream:

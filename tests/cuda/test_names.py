@@ -143,6 +143,12 @@ def test_small_names() -> None:
     with cuda.StreamContext(stream) as inner, cuda.StreamContext(None):
         assert cuda.current_stream() == inner == stream == cuda.get_stream_from_external(stream.cuda_stream)
     assert cuda.current_stream() == cuda.default_stream()
+    with stream, stream:  # nested
+        assert cuda.current_stream() == stream and stream.device == x.device and not stream.is_capturing()
+    event = cuda.Event(enable_timing=True, blocking=True)
+    assert event.cuda_event == 0 and stream.record_event(event).cuda_event != 0
+    with pytest.raises(UsageError, match="interprocess"):
+        cuda.Event(interprocess=True)
     with cuda.device_of(x), cuda.device_of(genesis.ones(1)):
         assert cuda.current_device() == 0
     major, minor = cuda.get_device_capability()

@@ -46,7 +46,6 @@ _DIFFERENT = {
     "takes no function: decorate with enable_grad()": "enable_grad autograd.enable_grad",
     "complex results have no out=": "complex polar",
     "one copy of the state": "nn.Module.state_dict",
-    "events are between streams of one process": "cuda.Event",
     "Genesis raises it, programs catch it": "cuda.CudaError",
     "the ranks of a group do not change": "distributed.init_process_group",
     "torch lists no parameter": "cuda.CUDAGraph.register_generator_state",

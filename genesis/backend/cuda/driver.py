@@ -456,10 +456,10 @@ class Driver:
         """Make the stream's later work wait for the event."""
         self._call_ordered(self._cuda.cuStreamWaitEvent, stream, event, 0)
 
-    def create_event(self, timing: bool) -> int:
-        """Create an event; `timing` allows `elapsed` to read it."""
+    def create_event(self, timing: bool, blocking: bool = False) -> int:
+        """Create an event; `timing` allows `elapsed` to read it, and a `blocking` one lets its waiting thread sleep."""
         of = self._cuda.CUevent_flags
-        flags = of.CU_EVENT_DEFAULT if timing else of.CU_EVENT_DISABLE_TIMING
+        flags = of.CU_EVENT_BLOCKING_SYNC * blocking | of.CU_EVENT_DISABLE_TIMING * (not timing)
         return int(self._call_unordered(self._cuda.cuEventCreate, flags))
 
     def destroy_event(self, event: int) -> None:

@@ -239,7 +239,7 @@ class HostDriver(Driver):
             self._sides.add(stream)
         self._open.discard(other)
 
-    def create_event(self, timing: bool) -> int:
+    def create_event(self, timing: bool, blocking: bool = False) -> int:
         return next(self._handles)
 
     def destroy_event(self, event: int) -> None:
