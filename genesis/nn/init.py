@@ -257,7 +257,7 @@ def _probit(p: Tensor) -> Tensor:
     return ew.where(pw.abs(centred) <= 0.5 - _SPLIT, middle, outside)  # type: ignore[no-any-return]
 
 
-def _fans(tensor: Tensor) -> tuple[int, int]:
+def _calculate_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
     """(fan-in, fan-out) of a weight `[out, in, …]`. Dimensions after the second are a receptive field."""
     if tensor.ndim < 2:
         raise ShapeError(f"shape {tensor.shape} has no fan-in and fan-out", next="pass a weight [out, in, ...]")
@@ -284,19 +284,19 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Draw uniformly from ±gain·√(6 / (in + out)) (Glorot & Bengio, 2010)."""
-    bound = gain * math.sqrt(6 / sum(_fans(tensor)))
+    bound = gain * math.sqrt(6 / sum(_calculate_fan_in_and_fan_out(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Draw from a normal with deviation gain·√(2 / (in + out)) (Glorot & Bengio, 2010)."""
-    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_fans(tensor))), generator)
+    return normal_(tensor, 0.0, gain * math.sqrt(2 / sum(_calculate_fan_in_and_fan_out(tensor))), generator)
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     if mode not in ("fan_in", "fan_out"):
         raise UsageError(f"mode is {mode!r}", next='use "fan_in" or "fan_out"')
-    return calculate_gain(nonlinearity, a) / math.sqrt(_fans(tensor)[mode == "fan_out"])
+    return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_fan_in_and_fan_out(tensor)[mode == "fan_out"])
 
 
 def kaiming_uniform_(

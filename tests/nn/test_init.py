@@ -116,7 +116,7 @@ def test_scaled_initializations(make: Any, settings: dict[str, Any], deviation: 
 
 
 def test_fans_count_the_receptive_field() -> None:
-    assert init._fans(zeros(4, 3, 5, 2)) == (30, 40)
+    assert init._calculate_fan_in_and_fan_out(zeros(4, 3, 5, 2)) == (30, 40)
     with pytest.raises(ShapeError, match="fan-in"):
         init.xavier_normal_(zeros(3))
 
