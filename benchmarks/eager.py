@@ -59,19 +59,17 @@ class Case:
         module, x = self.module(kind, *sizes), self.leaf(self.rows, self.width)
         return lambda: module(x)
 
-    def run(self, kind: str) -> Run:
-        """Return a function that runs the kind once, forward and backward."""
-        forward, library = KINDS[kind](self), self.library
-        y = forward()
-        seed = None if y.ndim == 0 else library.ones_like(y)
-        leaves = self.leaves
+    def runs(self, forward: Callable[[], Any]) -> tuple[Run, Run]:
+        """Return functions that run forward, and forward and backward, once."""
+        y, leaves = forward(), self.leaves
+        seed = None if y.ndim == 0 else self.library.ones_like(y)
 
         def once() -> None:
             for leaf in leaves:
                 leaf.grad = None
             forward().backward(seed)
 
-        return once
+        return forward, once
 
 
 def _embedding(case: Case) -> Callable[[], Any]:
@@ -145,40 +143,49 @@ def compare(peer: str, kinds: list[str], options: argparse.Namespace) -> dict[st
     began = time.perf_counter()
     libraries = [importlib.import_module(name) for name in ("genesis", peer)]
 
-    def of(library: Any, kind: str, number: int) -> Run:
-        return Case(library, "cuda", options.seed * 1_000_003 + number * 101 + kinds.index(kind)).run(kind)
+    def made(library: Any, kind: str, number: int) -> tuple[Case, Callable[[], Any]]:
+        case = Case(library, "cuda", options.seed * 1_000_003 + number * 101 + kinds.index(kind))
+        return case, KINDS[kind](case)
 
-    def timed(library: Any, once: Run) -> float:
+    def timed(library: Any, run: Run) -> float:
         start = time.perf_counter()
         for _ in range(options.calls):
-            once()
+            run()
         library.cuda.synchronize()
         return (time.perf_counter() - start) / options.calls * 1e6
 
-    cases = [(kind, number) for number in range(options.shapes) for kind in kinds]
-    started: list[tuple[str, int]] = []
-    for case in cases:  # kernels compile in the background
-        if time.perf_counter() - began > options.seconds / 3:
+    # All operands are on the device before the first launch, so that kernels compile in parallel.
+    names = [(kind, number) for number in range(options.shapes) for kind in kinds]
+    prepared = []
+    for kind, number in names:
+        if time.perf_counter() - began > options.seconds / 5:
             break
-        of(libraries[0], *case)()
-        started.append(case)
+        prepared.append((kind, number, *made(libraries[0], kind, number)))
+    ours = [(kind, number, case.runs(forward)) for kind, number, case, forward in prepared]
+    for _, _, (_, once) in ours:
+        once()
     libraries[0].cuda.synchronize()
+    print(f"{len(ours)} cases compiled after {time.perf_counter() - began:.0f} s", flush=True)
     times: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
-    for kind, number in started:
+    for kind, number, mine in ours:
         if time.perf_counter() - began > options.seconds:
             break
-        runs = [of(library, kind, number) for library in libraries]
-        rounds = [[timed(library, once) for library, once in zip(libraries, runs, strict=True)] for _ in range(6)]
+        case, forward = made(libraries[1], kind, number)
+        parts = [(library, run) for runs in zip(mine, case.runs(forward), strict=True)
+                 for library, run in zip(libraries, runs, strict=True)]  # fmt: skip
+        rounds = [[timed(*part) for part in parts] for _ in range(6)]
         times[kind].append([statistics.median(column) for column in zip(*rounds[1:], strict=True)])
     report: dict[str, Any] = {}
-    for kind, pairs in times.items():
-        if pairs:
-            ours, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
-            ratios = sorted(b / a for a, b in pairs)
-            report[kind] = {"shapes": len(pairs), "us": ours, f"{peer} us": theirs,
-                            "ratio": statistics.median(ratios), "worst": ratios[0]}  # fmt: skip
-            print(f"{kind:14} {peer} / genesis {statistics.median(ratios):5.2f}, worst {ratios[0]:5.2f}, "
-                  f"{len(pairs):3} shapes, {ours:6.0f} us, {peer} {theirs:6.0f} us", flush=True)  # fmt: skip
+    for kind, rows in times.items():
+        if rows:
+            ratios = sorted(theirs / ours for _, _, ours, theirs in rows)
+            backward = statistics.median((c - a) / max(d - b, 1e-9) for a, b, c, d in rows)
+            figures = [statistics.median(column) for column in zip(*rows, strict=True)]
+            report[kind] = {"shapes": len(rows), "ratio": statistics.median(ratios), "worst": ratios[0],
+                            "backward": backward, "us": figures}  # fmt: skip
+            print(f"{kind:14} {peer} / genesis {statistics.median(ratios):5.2f}, worst {ratios[0]:5.2f}, {len(rows):3} "
+                  f"shapes, {figures[2]:6.0f} us, {peer} {figures[3]:6.0f} us, forward {figures[0]:5.0f} and "
+                  f"{figures[1]:5.0f}, backward genesis / {peer} {backward:5.2f}", flush=True)  # fmt: skip
     return report
 
 
@@ -192,7 +199,8 @@ def host(kinds: list[str], options: argparse.Namespace) -> dict[str, Any]:
     device = counting_device(ARCHITECTURES[90])
     report: dict[str, Any] = {}
     for kind in kinds:
-        once = Case(genesis, device, options.seed).run(kind)
+        case = Case(genesis, device, options.seed)
+        _, once = case.runs(KINDS[kind](case))
         for _ in range(20):
             once()
         events: Counter[str] = Counter()
