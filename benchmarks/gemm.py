@@ -36,7 +36,7 @@ from genesis.backend.cuda.launch import KernelLaunch, compile_ahead, plain_launc
 from genesis.backend.cuda.tma import is_descriptor
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.tiles import MAX_IMPRECISE, Problem, ranked
+from genesis.kernels.gemm.tiles import MAX_IMPRECISE, GemmTile, Problem, ranked
 from genesis.shapes import contiguous_strides
 
 CUDA = Device("cuda", 0)
@@ -121,8 +121,10 @@ def calls_of(p: Matmul, candidates: int) -> dict[str, Call]:
     if p.kind != "fp8":
         found["one chain"] = partial(matmul_into, one_chain=True)
     properties = backend_of(CUDA).driver.properties
-    tiles = (each.tile for each in ranked(problem_of(p), properties.sm_count, properties.shared_memory))
-    for tile in itertools.islice(tiles, candidates):
+    best: dict[tuple[int | bool, ...], GemmTile] = {}  # of each size and order
+    for _, tile, _ in ranked(problem_of(p), properties.sm_count, properties.shared_memory):
+        best.setdefault((*tile[:5], tile.swapped), tile)
+    for tile in itertools.islice(best.values(), candidates):
         found[",".join(map(str, tile))] = partial(matmul_into, tile=tile)
     return found
 
