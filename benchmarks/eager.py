@@ -25,6 +25,7 @@ from typing import Any
 
 Draw = random.Random
 Run = Callable[[], None]
+LEARNING = ("Linear", "Embedding", "RMSNorm", "LayerNorm")  # modules with parameters
 
 
 def _size(rng: Draw, low: int, high: int) -> int:
@@ -50,7 +51,8 @@ class Case:
         return self.library.randint(0, count, (self.rows,), device=self.device)
 
     def module(self, kind: str, *sizes: int) -> Any:
-        module = getattr(self.library.nn, kind)(*sizes).to(device=self.device, dtype=self.dtype)
+        where = {"device": self.device, "dtype": self.dtype} if kind in LEARNING else {}
+        module = getattr(self.library.nn, kind)(*sizes, **where)
         self.leaves += module.parameters()
         return module
 
