@@ -79,7 +79,10 @@ def _of_one_batch(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
         return tensors
     most = max(x.ndim for x in tensors)
     shapes = [(1,) * (most - x.ndim) + tuple(x.shape) for x in tensors]
-    lead = broadcast_shapes(*(shape[:last] for shape in shapes))
+    try:
+        lead = broadcast_shapes(*(shape[:last] for shape in shapes))
+    except ShapeError:
+        return tensors  # `_check` names the dimension
     return tuple(x.expand(*lead, *shape[last:]) for x, shape in zip(tensors, shapes, strict=True))
 
 

@@ -265,7 +265,7 @@ def test_leading_dimensions_and_masks_over_them() -> None:
         (((1, 2, 3, 4),) * 3, Tensor, DTypeError, "int64"),
         (((1, 2, 3, 4),) * 3, (2, 3), ShapeError, r"mask of shape \(2, 3\) does not broadcast .* \(1, 2, 3, 3\)"),
         (((1, 2, 3, 4),) * 3, (4, 1, 3, 3), ShapeError, "does not broadcast"),
-        (((2, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)), None, ShapeError, "different batches"),
+        (((2, 2, 3, 4), (3, 2, 3, 4), (3, 2, 3, 4)), None, ShapeError, "different batches"),
         (((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 4)), (3, 3), ShapeError, r"got \(1, 2, 3, 4\), \(1, 2, 3, 5\)"),
         (((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 5, 4)), (3, 3), ShapeError, "attention takes q"),
         (((4,), (4,), (4,)), None, ShapeError, "attention takes q"),

@@ -138,5 +138,6 @@ def test_lambda_lr_checks_its_lengths() -> None:
     optimizer = optim.SGD([tensor([1.0], requires_grad=True)])
     with pytest.raises(ConfigError, match="2 functions"):
         optim.LambdaLR(optimizer, [lambda s: 1.0, lambda s: 1.0])
-    with pytest.raises(ConfigError, match="2 rates"):
-        optim.LambdaLR(optimizer, lambda s: 1.0).load_state_dict({"last_epoch": 0, "base_lrs": [1.0, 2.0]})
+    scheduler = optim.LambdaLR(optimizer, lambda s: 1.0)
+    with pytest.raises(ConfigError, match="_last_lr has 2 entries"):
+        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": [1.0, 2.0]})

@@ -248,6 +248,16 @@ TOKEN_ROWS = [
         "linear_token_log_probs_backward",
         token_log_probs_backward_oracle,
         token_log_probs_backwards,
+        errors=(
+            (
+                Case(
+                    (np.ones(3), np.ones((2, 3)), np.ones((4, 3)), np.array([0, 1])),
+                    {**TOKEN_ATTRS, "needs": (True, True)},
+                ),
+                ShapeError,
+                r"g has shape \(3,\)",
+            ),
+        ),
         reduction=lambda case: 4 * max(case.inputs[2].size, 1) * max(len(case.inputs[1]), 1),
         inner=2,
     ),
