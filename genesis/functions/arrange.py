@@ -15,7 +15,7 @@ from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeErr
 from genesis.functions import index
 from genesis.functions import pointwise as pw
 from genesis.functions.create import arange, tensor, zeros
-from genesis.functions.elementwise import clone, copy_, sub
+from genesis.functions.elementwise import clone, copy_, sub, to_dtype
 from genesis.functions.reduce import nonzero
 from genesis.functions.shape import (
     as_strided,
@@ -484,7 +484,7 @@ def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
 def unravel_index(indices: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Return the coordinates of positions in a flattened tensor of `shape`."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    places = []
+    places, indices = [], to_dtype(indices, int64)
     for length in reversed(sizes):
         places.append(pw.remainder(indices, length))
         indices = pw.floor_divide(indices, length)

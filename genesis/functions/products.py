@@ -34,6 +34,10 @@ def vdot(x: Tensor, y: Tensor) -> Tensor:
     return dot(x, y)
 
 
+def _sum(x: Any, dim: int) -> Any:
+    return reduce.sum(x, dim, keepdim=True, dtype=x.array.dtype)
+
+
 @public(method=False, out=True)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Return the product of two tensors summed over pairs of dimensions.
@@ -53,7 +57,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     if len(left) == len(right):  # a dimension of one element is summed with each of the other's
         for i, j in zip(left, right, strict=True):
             if 1 in (shapes[0][i], shapes[1][j]) and shapes[0][i] != shapes[1][j]:
-                a, b = (a, reduce.sum(b, j, keepdim=True)) if shapes[0][i] == 1 else (reduce.sum(a, i, keepdim=True), b)
+                a, b = (a, _sum(b, j)) if shapes[0][i] == 1 else (_sum(a, i), b)
         shapes = a.array.shape, b.array.shape
     if len(left) != len(right) or any(shapes[0][i] != shapes[1][j] for i, j in zip(left, right, strict=True)):
         raise ShapeError(f"tensordot: dimensions {left} of {shapes[0]} and {right} of {shapes[1]} do not match")

@@ -149,7 +149,7 @@ class Call(NamedTuple):
         return reason if not reason or difference(expected, found, values=False) else self._beside_exact(reason)
 
     def _beside_exact(self, reason: str) -> str:
-        """Return the difference, empty if no value of short floats is further from torch's float64 than torch's own."""
+        """Return the difference, empty if no short float is further from torch's float64 than torch's furthest."""
         kinds = (torch.float32, torch.bfloat16)
         exact = self._replace(sample=self.sample.transform(lambda x: widened(x, kinds)))
         expected, found, *_ = self.results()
@@ -161,7 +161,8 @@ class Call(NamedTuple):
                 return reason
             values, near = numbers(truth), difference(one, other)
             theirs, ours = (np.abs(numbers(x).astype(np.float64) - values) for x in (one, other))
-            allowed = np.maximum(theirs, TOLERANCES[str(one.dtype)[6:]][0] * np.abs(values))
+            furthest = theirs[np.isfinite(theirs)].max(initial=0)
+            allowed = np.maximum(furthest, TOLERANCES[str(one.dtype)[6:]][0] * np.abs(values))
             if near and not ((ours <= allowed) | (numbers(one) == numbers(other))).all():
                 return reason
         return ""
