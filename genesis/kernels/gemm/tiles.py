@@ -57,39 +57,34 @@ class Problem(NamedTuple):
         return self.kind not in ("float32", "pointers")
 
 
-_SMALL8 = (GemmTile(64, 64, 256, 4, 4), GemmTile(64, 32, 256, 4, 4, ctas_per_sm=2),
-           GemmTile(64, 16, 256, 4, 4, ctas_per_sm=2))  # fmt: skip
-# The candidates of each kind of operands. A GEMM without TMA has as many programs per SM as registers allow.
-TILES: dict[str, tuple[GemmTile, ...]] = {
+_WIDE8, _TILES8 = ((128, 256, 128, 8, 3), (128, 128, 128, 4, 3, 2)), (
+    (128, 128, 128, 8, 4), (64, 128, 128, 4, 4, 2), (64, 64, 128, 4, 4, 2), (64, 64, 256, 4, 4), (64, 32, 256, 4, 4, 2),
+    (64, 16, 256, 4, 4, 2),
+)  # fmt: skip
+# The candidates of each kind of operands: sizes, warps, stages and programs per SM. Without TMA, an SM has as many
+# programs as registers allow. Long sums of 8-bit floats are promoted to float32, which doubles the registers.
+_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
     "half": (
-        GemmTile(128, 256, 64, 8, 4), GemmTile(128, 128, 64, 4, 3, ctas_per_sm=2), GemmTile(128, 128, 64, 4, 4),
-        GemmTile(64, 256, 64, 4, 4), GemmTile(64, 128, 128, 4, 4),
-        GemmTile(64, 128, 64, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 128, 4, 4),
-        GemmTile(64, 64, 64, 4, 4, ctas_per_sm=3), GemmTile(64, 32, 128, 4, 4, ctas_per_sm=2),
-        GemmTile(64, 16, 128, 4, 4, ctas_per_sm=2),
+        (128, 256, 64, 8, 4), (128, 128, 64, 4, 3, 2), (128, 128, 64, 4, 4), (64, 256, 64, 4, 4), (64, 128, 128, 4, 4),
+        (64, 128, 64, 4, 4, 2), (64, 64, 128, 4, 4), (64, 64, 64, 4, 4, 3), (64, 32, 128, 4, 4, 2),
+        (64, 16, 128, 4, 4, 2),
     ),
-    "fp8": (  # the tensor cores accumulate all terms
-        GemmTile(128, 256, 128, 8, 3), GemmTile(128, 128, 128, 4, 3, ctas_per_sm=2), GemmTile(128, 128, 128, 8, 4),
-        GemmTile(64, 128, 128, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 128, 4, 4, ctas_per_sm=2), *_SMALL8,
-    ),
-    "fp8_long": (  # sums are promoted to float32 after every step, which doubles the registers
-        GemmTile(128, 128, 128, 8, 4), GemmTile(64, 128, 128, 4, 4, ctas_per_sm=2),
-        GemmTile(64, 64, 128, 4, 4, ctas_per_sm=2), *_SMALL8,
-    ),
+    "fp8": _WIDE8 + _TILES8,
+    "fp8_long": _TILES8,
     "tf32": (
-        GemmTile(128, 256, 32, 8, 4), GemmTile(128, 128, 32, 4, 3, ctas_per_sm=2),
-        GemmTile(64, 128, 32, 4, 4, ctas_per_sm=2), GemmTile(64, 64, 64, 4, 3, ctas_per_sm=2),
-        GemmTile(64, 32, 64, 4, 4, ctas_per_sm=2), GemmTile(64, 16, 64, 4, 4, ctas_per_sm=2),
+        (128, 256, 32, 8, 4), (128, 128, 32, 4, 3, 2), (64, 128, 32, 4, 4, 2), (64, 64, 64, 4, 3, 2),
+        (64, 32, 64, 4, 4, 2), (64, 16, 64, 4, 4, 2),
     ),
     "float32": (  # no tensor cores
-        GemmTile(128, 128, 16, 8, 3), GemmTile(128, 64, 16, 8, 3), GemmTile(64, 64, 16, 4, 3),
-        GemmTile(64, 32, 16, 4, 3), GemmTile(32, 32, 16, 4, 3),
+        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 32, 16, 4, 3), (32, 32, 16, 4, 3)
     ),
     "pointers": (  # 2-byte floats and tf32 without TMA
-        GemmTile(128, 128, 32, 8, 3), GemmTile(64, 64, 32, 4, 4), GemmTile(32, 32, 32, 4, 3),
-        GemmTile(16, 64, 64, 4, 3), GemmTile(64, 16, 64, 4, 3),
+        (128, 128, 32, 8, 3), (64, 64, 32, 4, 4), (32, 32, 32, 4, 3), (16, 64, 64, 4, 3), (64, 16, 64, 4, 3)
     ),
 }  # fmt: skip
+TILES = {
+    kind: tuple(GemmTile(*sizes[:5], ctas_per_sm=(*sizes, 1)[5]) for sizes in rows) for kind, rows in _SIZES.items()
+}
 
 # --- Constants of an H200: microseconds, and bytes and cycles per microsecond -----------------------------------------
 
@@ -105,7 +100,7 @@ UNALIGNED, HALF_SECTORS = 1.46, 1.46  # more bytes of rows that begin at no mult
 REDUCE, PART_BYTES = 3.2, 4.0e6  # the kernel that adds parts; storing and adding them
 COPY, COPY_BYTES = 0.9, 2.1e6  # copying an operand
 PROMOTION = 0.102  # cycles of a warp to add an element of a sum outside the tensor cores
-THROUGH_REGISTERS = 0.37  # cycles of a warp to move an element of MN-major float32 through registers
+THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.15, 0.5, 0.75, 22.9e3  # without tensor cores
 
