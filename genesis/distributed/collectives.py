@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from genesis import cuda
@@ -24,6 +24,7 @@ from genesis.backend import Device, as_device
 from genesis.distributed.environment import DEFAULT_PORT, World, job_key, read_world
 from genesis.distributed.group import Alone, Group, PeersGroup, StagedGroup
 from genesis.distributed.peers import Peers
+from genesis.distributed.watch import Collectives, Watch
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions.shape import cat
 from genesis.tensor import Tensor
@@ -76,6 +77,7 @@ class _Job:
     def __init__(self, world: World, peers: Peers, backend: str) -> None:
         self.world, self.peers, self.backend = world, peers, backend
         self.groups: dict[str, Group] = {"cpu": Alone() if peers.size == 1 else PeersGroup(peers)}
+        self.watch: Watch | None = None  # ends this process if a rank is gone that its device may wait for
 
     def group(self, device: Device) -> Group:
         found = self.groups.get(str(device))
@@ -83,6 +85,10 @@ class _Job:
             from genesis.distributed.nccl import group_for
 
             found, _ = group_for(self.peers, device, one_host=self.world.is_on_one_host)
+            if found.is_in_stream_order and self.watch is None:
+                self.watch = Watch(self.peers, lambda call: None)
+                self.watch.collectives = cast(Collectives, found)
+                self.watch.__enter__()
         return self.groups.setdefault(str(device), found or StagedGroup(self.groups["cpu"]))
 
 
@@ -167,6 +173,8 @@ def destroy_process_group(group: Any = None) -> None:
     """Wait for all ranks and close the connections."""
     job = _job(group)
     _jobs.clear()
+    if job.watch is not None:
+        job.watch.__exit__(None, None, None)
     for each in job.groups.values():
         each.close()
     job.peers.close()

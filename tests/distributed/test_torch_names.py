@@ -9,8 +9,10 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ import pytest
 
 import genesis
 from genesis import distributed as dist
+from genesis.backend import Device
+from genesis.distributed import World, collectives, nccl
 from genesis.errors import DTypeError, ShapeError, UsageError
+from tests.distributed.pairs import pairs
 
 PROGRAM = Path(__file__).with_name("torch_program.py")
 LAUNCH = "import sys; from genesis.distributed import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
@@ -64,7 +69,7 @@ def found(folder: Path, size: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
-@pytest.mark.parametrize(("size", "device"), [(1, "cuda"), (3, "cpu"), (2, "cuda")])
+@pytest.mark.parametrize(("size", "device"), [(1, "cpu"), (3, "cpu")])
 def test_functions_on_ranks_of_the_launcher(size: int, device: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), device]
     if size > 1:
@@ -80,7 +85,7 @@ def test_ranks_with_an_address(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     environ = os.environ | {"RESULTS": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, str(PROGRAM), "cpu", address, "2"]
+    command = [sys.executable, str(PROGRAM), "cuda", address, "2"]
     ranks = [subprocess.Popen(command, env=environ | {"MY_RANK": str(rank)}) for rank in (0, 1)]
     assert [each.wait(60) for each in ranks] == [0, 0]
     assert found(tmp_path, 2) == [expected(rank, 2) for rank in (0, 1)]
@@ -135,3 +140,19 @@ def test_ranks_that_cannot_be_found(arguments: Any, text: str, monkeypatch: pyte
     assert not dist.is_initialized() and dist.is_available()
     with pytest.raises(ValueError, match="no process group"):
         dist.get_rank()
+
+
+def test_ranks_over_nccl_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pairs(2, limit_s=10)
+    over_nccl = SimpleNamespace(is_in_stream_order=True, fault=lambda: None, abort=lambda: None, close=lambda: None)
+    monkeypatch.setattr(nccl, "group_for", lambda peers, device, one_host: (over_nccl, ""))
+    job = collectives._Job(World(0, 2, 0, 2, "127.0.0.1", 1, "a test"), first, "nccl")
+    monkeypatch.setattr(collectives, "_jobs", [job])
+    assert job.group(Device("cuda")) is over_nccl is job.group(Device("cuda"))
+    assert job.watch is not None and job.watch._thread.is_alive()
+    closing = threading.Thread(target=second.close)
+    closing.start()
+    dist.destroy_process_group()
+    closing.join()
+    job.watch._thread.join(5)
+    assert not job.watch._thread.is_alive() and not dist.is_initialized()
