@@ -76,6 +76,8 @@ def join_parameters(first: int) -> Callable[[tuple[Any, ...], dict[str, Any]], t
     """
 
     def join(inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(inputs) <= first:
+            return inputs, attrs
         pairs: tuple[Any, ...] = ()
         for name in ("down_low_rank", "low_rank"):
             if (low_rank := attrs.get(name)) is not None:
@@ -204,7 +206,7 @@ def _targets(ctx: Context, inputs: Sequence[int]) -> list[_Target]:
 
 
 def _as_rows(x: Array) -> Array:
-    return reshaped(x, (numel(x.shape[:-1]), x.shape[-1]))
+    return x if x.ndim == 2 else reshaped(x, (numel(x.shape[:-1]), x.shape[-1]))
 
 
 def weight_gradients(

@@ -526,6 +526,8 @@ def joined(arrays: Sequence[Array]) -> Array | None:
     first = arrays[0]
     if type(first) is not Array:  # in a second backward pass each array has its own history
         return None
+    if len(arrays) == 1:
+        return first if first.is_contiguous else None
     end, rows = first.offset, 0
     for a in arrays:
         if a.storage is not first.storage or a.offset != end or a.shape[1:] != first.shape[1:]:
@@ -540,6 +542,8 @@ def joined(arrays: Sequence[Array]) -> Array | None:
 
 def slices(joint: Array, sizes: Sequence[int]) -> list[Array]:
     """Return consecutive windows of `sizes` rows each."""
+    if len(sizes) == 1 and sizes[0] == joint.shape[0]:
+        return [joint]
     windows, start, step = [], joint.offset, joint.strides[0]
     for size in sizes:
         windows.append(joint.view((size, *joint.shape[1:]), joint.strides, start))
