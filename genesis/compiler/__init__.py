@@ -49,7 +49,7 @@ def schedule(graph: Graph) -> Program:
 
 def compile(
     fn: Callable[..., Any] | None = None, *, mode: str = "default", dynamic: bool = False, fullgraph: bool = False,
-    disable: bool = False,
+    disable: bool = False, verify: int = 0,
 ) -> Any:  # fmt: skip
     """Return a function or module that computes the same as `fn` in fewer passes over memory; also a decorator.
 
@@ -57,25 +57,29 @@ def compile(
     so does a change of what the function reads besides its arguments. docs/compile.md says what breaks a trace.
 
     Args:
-        mode: "default"; "reduce-overhead" and "max-autotune" do the same for now.
+        mode: "default"; "reduce-overhead" launches regions of many kernels as one CUDA graph, between copies of
+            arguments and results; "max-autotune" does what the default does for now.
         dynamic: accepted; every shape still gets its own trace.
         fullgraph: raise an error where a call cannot be traced; otherwise such a call runs the function in Python.
         disable: return `fn` itself.
+        verify: trace the function again at each call whose number this divides, and raise an error if it
+            computes something else by now: a guard would have missed a change. 0 never does.
 
     Raises:
-        UsageError: `fn` cannot be called, or `mode` is unknown. At a call with fullgraph: what cannot be traced.
+        UsageError: `fn` cannot be called, or `mode` is unknown. At a call with fullgraph: what cannot be traced; with
+            verify: what changed.
     """
     if mode not in MODES:
         raise UsageError(f"{mode!r} is not a mode of compile", next=f"choose one of {', '.join(MODES)}")
     if fn is None:
-        return lambda function: compile(function, mode=mode, dynamic=dynamic, fullgraph=fullgraph, disable=disable)
+        options: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "disable": disable, "verify": verify}
+        return lambda function: compile(function, mode=mode, **options)
     if not callable(fn):
         raise UsageError(f"compile got a {type(fn).__name__}, which cannot be called", next="pass a function or module")
     if disable:
         return fn
-    if isinstance(fn, Module):
-        return CompiledModule(fn, fullgraph=fullgraph, schedule=schedule)
-    return Compiled(fn, fullgraph=fullgraph, schedule=schedule)
+    kind: Any = CompiledModule if isinstance(fn, Module) else Compiled
+    return kind(fn, fullgraph=fullgraph, schedule=schedule, replays=mode == "reduce-overhead", verify=verify)
 
 
 def reset() -> None:

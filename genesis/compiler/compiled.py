@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import types
 import warnings
@@ -157,6 +158,15 @@ class Entry:
                 return False
         return True
 
+    def lines(self) -> list[str]:
+        """What the region computes, for a comparison with another trace."""
+        region = self.region
+        graphs = [region.program.graph, *([region.backward_program.graph] if region.backward else [])]
+        kept = [
+            f"tensor {id(x)}" if isinstance(x, TensorBase) else f"constant {x.numpy().tolist()}" for x in self.captured
+        ]
+        return [*(line for graph in graphs for line in graph.lines()), *kept, repr(self.described)]
+
     def run(self, tensors: list[TensorBase]) -> Any:
         drawn = [] if self.position is None else [_position(self.position, self.draws)]
         results = iter(self.region.run([*tensors, *drawn, *self.captured]))
@@ -204,7 +214,7 @@ def _drawing(function: Callable[[], Any], trace: Trace, device: Device) -> tuple
 
 def trace_call(
     name: str, function: Callable[..., Any], described: Any, tensors: list[TensorBase], state: State,
-    schedule: Callable[..., Program],
+    schedule: Callable[..., Program], replays: bool,
 ) -> Entry:  # fmt: skip
     """Trace a function for arguments like these. Raises Break if it cannot be traced."""
     trace = Trace([t.array for t in state.tensors])
@@ -266,7 +276,7 @@ def trace_call(
     place = {id(t): i for i, t in enumerate(fakes)} | {
         id(t): len(before) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
     }
-    region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule)
+    region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule, replays)
     drawn = device if taken else None
     return Entry(region, state, captured, layouts, structure, outside, taken, drawn, len(outputs))
 
@@ -282,8 +292,12 @@ class Compiled:
         breaks: why calls with these keys cannot be traced.
     """
 
-    def __init__(self, function: Callable[..., Any], *, fullgraph: bool, schedule: Callable[..., Program]) -> None:
-        self.function, self.fullgraph, self.schedule = function, fullgraph, schedule
+    def __init__(
+        self, function: Callable[..., Any], *, fullgraph: bool, schedule: Callable[..., Program],
+        replays: bool = False, verify: int = 0,
+    ) -> None:  # fmt: skip
+        self.function, self.fullgraph, self.schedule, self.replays = function, fullgraph, schedule, replays
+        self.verify, self.replayed = verify, 0
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -302,6 +316,9 @@ class Compiled:
         key = (described, settings_now(), *[layout(t) for t in tensors])
         for entry in self.entries.get(key, ()):
             if entry.holds():
+                self.replayed += 1
+                if self.verify and self.replayed % self.verify == 0:
+                    self._compare(entry, described, tensors)
                 return entry.run(tensors)
         with self._lock:
             traced = self._traced(key, described, tensors)
@@ -314,6 +331,32 @@ class Compiled:
                 next="remove it, or pass fullgraph=False",
             )  # fmt: skip
         return self.function(*args, **kwargs)
+
+    def _compare(self, entry: Entry, described: Any, tensors: list[TensorBase]) -> None:
+        """Trace the function once more and compare. Raises UsageError for another graph."""
+        try:
+            now = self._trace(described, tensors).lines()
+        except Break as stop:
+            now = [f"{stop.reason}, in {stop.line}"]
+        for new, old in itertools.zip_longest(now, entry.lines(), fillvalue="nothing"):
+            if new != old:
+                raise UsageError(
+                    f"{self.name} computes something else than when it was traced: {new}; then {old}",
+                    next="pass what changed as an argument, or call genesis.compiler.reset() after the change",
+                )
+
+    def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
+        """Trace the function. Raises Break, after which everything that the function changed is as it was."""
+        state = None
+        try:
+            state = State(self.function, [each.value for each in _objects(described)])
+            return trace_call(self.name, self.function, described, tensors, state, self.schedule, self.replays)
+        except RecursionError:
+            raise
+        except (Break, Exception):
+            if state is not None:
+                state.restore()
+            raise
 
     def _traced(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
         """Trace the function for new arguments or new guards. None if that is impossible, or the cache is full."""
@@ -328,14 +371,14 @@ class Compiled:
                     stacklevel=3,
                 )
             return None
-        state = None
         try:
-            state = State(self.function, [each.value for each in _objects(described)])
-            entry = trace_call(self.name, self.function, described, tensors, state, self.schedule)
+            entry = self._trace(described, tensors)
+        except RecursionError:
+            raise
         except Break as stop:
             self.breaks[key] = stop
-            if state is not None:
-                state.restore()
+            return None
+        except Exception:  # the function raises it once more, with the effects before it
             return None
         self.entries.setdefault(key, []).insert(0, entry)
         return entry

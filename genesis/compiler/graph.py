@@ -87,6 +87,25 @@ class Graph:
         """The roots that are read after the last call."""
         return [v.root for v in (*self.outputs, *(new for _, new in self.writes))]
 
+    def lines(self) -> list[str]:
+        """One line for each call, and one for the results."""
+        names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
+
+        def text(x: Any) -> str:
+            if not isinstance(x, Value):
+                return repr(x)
+            window = "" if x.base is None else f"[{x.shape}, {x.strides}, {x.offset}]"
+            return names[x.root] + window
+
+        found = []
+        for call in self.calls:
+            names.update({v: f"v{len(names) + i}" for i, v in enumerate(call.outputs)})
+            made = ", ".join(f"{names[v]} {v.dtype.name} {v.shape}" for v in call.outputs)
+            attrs = [f"{name}={value!r}" for name, value in call.attrs.items()]
+            found.append(f"{made} = {call.op.name}({', '.join([*map(text, call.inputs), *attrs])})")
+        writes = [f"{text(old)} becomes {text(new)}" for old, new in self.writes]
+        return [*found, ", ".join([*map(text, self.outputs), *writes])]
+
     def without_dead_calls(self) -> Graph:
         """Return the graph without calls whose results nothing reads."""
         live, kept = set(self.results), []

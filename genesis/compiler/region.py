@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from genesis.array import Array, Spec
@@ -17,6 +18,7 @@ from genesis.backend import mode
 from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
 from genesis.compiler.program import Program
+from genesis.compiler.replay import Replayed
 from genesis.compiler.trace import Break, Trace, fake
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, execute
@@ -33,11 +35,12 @@ class Region:
         outputs: tensors that the function returned, without duplicates.
         differentiable: edges at which the traced tape ends, each with the index of its input.
         schedule: makes the steps of a graph.
+        replays: run as CUDA graphs.
     """
 
     def __init__(
         self, name: str, trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[tuple[Edge, int]],
-        schedule: Callable[[Graph], Program],
+        schedule: Callable[[Graph], Program], replays: bool,
     ) -> None:  # fmt: skip
         forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
@@ -73,13 +76,18 @@ class Region:
         # Backward reads inputs and outputs; the vjp takes them in this order.
         self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
         self.forward = _op(name, self.program, self._vjp if self.backward else None, self.saved)
+        self.run_forward = Replayed(self.forward, self.program) if replays else partial(_run, self.forward)
+        if self.backward is not None:
+            self.run_backward = (
+                Replayed(self.backward, self.backward_program) if replays else partial(_run, self.backward)
+            )
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """Run on the tensors or arrays of the inputs; return the tensors of the outputs."""
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in tensors])
-        results = execute(self.forward, arrays, {}, None) if self.program.steps or self.program.results else ()
+        results = self.run_forward(arrays) if self.program.steps or self.program.results else ()
         node: Node | None = None
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
@@ -111,8 +119,7 @@ class Region:
                 device = next(x.device for x in (*kept, *grads) if isinstance(x, Array))
                 grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
             given.append(grad if grad.is_contiguous else _contiguous(grad))
-        assert self.backward is not None
-        results = iter(execute(self.backward, (*kept, *given), {}, None))
+        results = iter(self.run_backward((*kept, *given)))
         found = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
         gradients: list[Array | None] = [None] * len(ctx.inputs)
         values = iter(self.rest)
@@ -125,6 +132,10 @@ class Region:
                 root = (*kept, *given)[self.backward_program.inputs.index(value.root)]
             gradients[index] = root.view(value.shape, value.strides, root.offset + value.offset)
         return tuple(gradients)
+
+
+def _run(op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
+    return execute(op, inputs, {}, None)
 
 
 def _contiguous(x: Array) -> Array:

@@ -10,7 +10,7 @@ be much more than the row, the row is cut into up to three pieces of C, C_1 and 
 from __future__ import annotations
 
 import functools
-import itertools
+import hashlib
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,8 +35,6 @@ from genesis.kernels.pointwise.elementwise import QUICK, Expression, expressions
 from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
-
-_numbers = itertools.count(1)
 
 # --- Expressions ------------------------------------------------------------------------------------------------------
 
@@ -555,8 +553,11 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     if group.split is None and not group.partial and (split := _rows(group.space, strides)) is not None:
         group.split = split  # no divisions of element numbers
         writer = _written(group, stored)
-    title = "_".join([*(call.op.name for call in group.calls[:4]), str(next(_numbers))])
-    source = writer.source(title, len(stored))
+    # The name depends on nothing but the source, so that another process finds the machine code.
+    source = writer.source("kernel", len(stored))
+    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+    title = "_".join([*(call.op.name for call in group.calls[:4]), digest])
+    source = source.replace("def kernel(", f"def {title}(", 1)
     tile: tuple[int, ...] = (1024, 0)
     if group.split is None:
         pass

@@ -12,7 +12,7 @@ import pytest
 import genesis
 from genesis import nn
 from genesis.compiler import explain, reset
-from genesis.errors import ShapeError, UsageError
+from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
 from tests.compiler.programs import compare
 
@@ -285,6 +285,39 @@ def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) 
     assert kernels is None or len(entry[0].region.program.steps) == kernels
 
 
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(ramp(6, 6).detach() * 0.3)
+
+    def forward(self, x: Any) -> Any:
+        for _ in range(6):
+            x = F.dropout(x @ self.weight, 0.2).tanh() + 0.1
+        return x
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_reduced_overhead_gives_the_same(device: str) -> None:
+    deep = Deep().to(device)
+    compiled, found, kept = genesis.compile(deep, mode="reduce-overhead", fullgraph=True), [], []
+    weight = deep.weight.data
+    for each in (deep, compiled):
+        genesis.manual_seed(5)
+        for i in range(8):
+            x = (ramp(8, 6) * (i + 1)).to(device).detach().requires_grad_()
+            kept.append(each(x))
+            kept[-1].sum().backward()
+            found.append([kept[-1].detach().cpu().numpy(), x.grad.cpu().numpy(), deep.weight.grad.cpu().numpy()])
+            if i == 5:  # the parameter is elsewhere in memory
+                deep.weight.data = weight * 0.5
+        deep.weight.data, deep.weight.grad = weight, None
+    for eager, got in zip(found[:8], found[8:], strict=True):
+        assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(eager, got, strict=True))
+    assert all(np.array_equal(y.detach().cpu().numpy(), got[0]) for y, got in zip(kept[8:], found[8:], strict=True))
+    (entry,) = compiled._compiled.entries.values()
+    assert (entry[0].region.run_forward.graph is not None) == (device == "cuda")
+
+
 # --- Breaks and errors ------------------------------------------------------------------------------------------------
 
 
@@ -325,14 +358,74 @@ def test_fullgraph_names_the_line(function: Any) -> None:
 
 
 def test_an_exception_leaves_the_state_of_eager() -> None:
-    def fails(x: Any) -> Any:
+    def fails(x: Any, seen: list[int]) -> Any:
+        seen.append(1)
+        x.add_(1)
         F.dropout(x, 0.5)
         return x @ genesis.ones(7, 7)
 
-    genesis.manual_seed(3)
-    with pytest.raises(ShapeError):
-        genesis.compile(fails)(ramp(3))
+    found = []
+    for each in (fails, genesis.compile(fails), genesis.compile(fails, fullgraph=True)):
+        genesis.manual_seed(3)
+        x, seen = ramp(3), []
+        with pytest.raises(ShapeError):
+            each(x, seen)
+        found.append((x.tolist(), seen, genesis.random.default_generator.offset))
+    assert found[0] == found[1] == found[2]
     assert equal(genesis.compile(lambda x: x + 1)(ramp(3)), ramp(3) + 1)
+
+
+def test_mixed_devices_and_recursion() -> None:
+    compiled = genesis.compile(lambda x, y: (x + y).tanh())
+    with pytest.raises(DeviceError, match=r"cpu and on cuda"):
+        compiled(ramp(3), ramp(3).cuda())
+    assert equal(compiled(ramp(3), ramp(3)), (ramp(3) * 2).tanh())
+
+    @genesis.compile
+    def power(x: Any, n: int) -> Any:
+        return x if n == 0 else power(x * 2, n - 1)
+
+    @genesis.compile
+    def endless(x: Any) -> Any:
+        return endless(x + 1)
+
+    assert equal(power(ramp(3), 3), ramp(3) * 8)
+    with pytest.raises(RecursionError):
+        endless(ramp(3))
+    assert equal(power(ramp(3), 2), ramp(3) * 4)
+
+
+def test_a_second_derivative_is_refused() -> None:
+    x = ramp(3, grad=True)
+    with pytest.raises(GradientError, match="second derivative"):
+        genesis.autograd.grad(genesis.compile(lambda x: (x**3).sum())(x), [x], create_graph=True)
+
+
+def test_verify_sees_what_guards_miss() -> None:
+    class Hidden(dict[str, float]):
+        def __missing__(self, key: str) -> float:
+            return hidden[0]
+
+    hidden = np.array([1.0])
+    table = Hidden()
+    compiled = genesis.compile(lambda x: x * table["scale"], verify=2)
+    for _ in range(3):
+        compiled(ramp(3))
+    hidden[0] = 3.0
+    compiled(ramp(3))
+    with pytest.raises(UsageError, match=r"something else .* mul\(in0, 3.0\); then .* mul\(in0, 1.0\)"):
+        compiled(ramp(3))
+
+
+def test_machine_code_is_found_by_content() -> None:
+    def source(factor: float) -> tuple[str, str]:
+        (step,) = explain(lambda x: (x * factor + 1).tanh())(ramp(4, 4).cuda()).forward
+        return step.source.split("(")[0], step.source.split("(", 1)[1]
+
+    assert source(2.0) == source(2.0)
+    first, other = source(2.0), source(3.0)
+    assert first[0] != other[0]
+    assert first[1] != other[1]
 
 
 def test_wrong_use() -> None:
