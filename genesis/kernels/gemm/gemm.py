@@ -355,8 +355,8 @@ def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha,
 @triton.jit(do_not_specialize=["schedule"])
 def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
                   schedule, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
-                  EVEN: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
-                  SPLIT: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
+                  EVEN: tl.constexpr, VECTORS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+                  MATRICES: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
     """Compute one tile per program, or with SPLIT one of `split` parts of a tile, stored to `p_parts`.
 
     Args:
@@ -364,11 +364,24 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         schedule: (split, steps_per_split).
         DOT: (operands' type, accumulator's type, input_precision).
         EVEN: BK divides k.
+        VECTORS: for A and for B, the axis along which 16 bytes are loaded at a time, "m", "n" or "k", or None.
         AHEAD: load tiles into registers one step ahead, because loads of single elements cannot be pipelined through
             shared memory.
     """
     m, n, k = sizes
     split, steps_per_split = schedule
+    # Divisors of sizes and strides that are not multiples of 16, which the compiler does not know.
+    GRAIN: tl.constexpr = 128 // p_a.dtype.element_ty.primitive_bitwidth
+    batch_a, down_a, right_a = sa
+    batch_b, down_b, right_b = sb
+    if VECTORS[0] == "k":
+        k, down_a = k // GRAIN * GRAIN, down_a // GRAIN * GRAIN
+    elif VECTORS[0] == "m":
+        m, right_a = m // GRAIN * GRAIN, right_a // GRAIN * GRAIN
+    if VECTORS[1] == "k":
+        k, right_b = k // GRAIN * GRAIN, right_b // GRAIN * GRAIN
+    elif VECTORS[1] == "n":
+        n, down_b = n // GRAIN * GRAIN, down_b // GRAIN * GRAIN
     WORK: tl.constexpr = DOT[1]
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
@@ -384,8 +397,13 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, begin * BK + o_k
     if INT64:
         x_batch, x_m, x_n, x_k = i_batch.to(tl.int64), o_m.to(tl.int64), o_n.to(tl.int64), x_k.to(tl.int64)
-    p_ak = p_a + offsets(x_batch, batches, sa[0]) + x_m[:, None] * sa[1] + x_k[None, :] * sa[2]  # [BM, BK]
-    p_bk = p_b + offsets(x_batch, batches, sb[0]) + x_k[:, None] * sb[1] + x_n[None, :] * sb[2]  # [BK, BN]
+    o_a, o_b = offsets(x_batch, batches, batch_a), offsets(x_batch, batches, batch_b)
+    if VECTORS[0] is not None:
+        o_a = o_a // GRAIN * GRAIN
+    if VECTORS[1] is not None:
+        o_b = o_b // GRAIN * GRAIN
+    p_ak = p_a + o_a + x_m[:, None] * down_a + x_k[None, :] * right_a  # [BM, BK]
+    p_bk = p_b + o_b + x_k[:, None] * down_b + x_n[None, :] * right_b  # [BK, BN]
     # Main loop.
     b_acc = tl.zeros((BM, BN), WORK)  # [BM, BN]
     if AHEAD:
@@ -396,8 +414,8 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
         if AHEAD:
             m_k = o_k < tl.minimum(end * BK, k) - (i_k + 1) * BK  # [BK]
             b_a, b_b = next_a, next_b
-            next_a = tl.load(p_ak + BK * sa[2], mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
-            next_b = tl.load(p_bk + BK * sb[1], mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
+            next_a = tl.load(p_ak + BK * right_a, mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
+            next_b = tl.load(p_bk + BK * down_b, mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
         elif EVEN:
             b_a, b_b = tl.load(p_ak, mask=m_m, other=0.0), tl.load(p_bk, mask=m_n, other=0.0)  # [BM, BK], [BK, BN]
         else:
@@ -405,8 +423,8 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
             b_a = tl.load(p_ak, mask=m_m & m_k[None, :], other=0.0)  # [BM, BK]
             b_b = tl.load(p_bk, mask=m_n & m_k[:, None], other=0.0)  # [BK, BN]
         b_acc = tl.dot(converted(b_a, DOT[0]), converted(b_b, DOT[0]), b_acc, input_precision=DOT[2])  # [BM, BN]
-        p_ak += BK * sa[2]
-        p_bk += BK * sb[1]
+        p_ak += BK * right_a
+        p_bk += BK * down_b
     # Store the partial sum, or apply the epilogue and store the result.
     if SPLIT:
         o = tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]  # [BM, BN]

@@ -542,14 +542,23 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
     partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
     wide, matrices = _needs_int64(p), _matrices(p, tiles)
     precision = "tf32" if dtype is float32 and allow_tf32 else FLOAT32
+    vectors = _vectors(p.a, p.batches, p.m, p.k, "mk"), _vectors(p.b, p.batches, p.k, p.n, "kn")
     launch(
         gemm_pointers, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
         p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split),
         DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.flags, INT64=wide,
-        EVEN=p.k % t.bk == 0, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
-        AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
+        EVEN=p.k % t.bk == 0, VECTORS=vectors, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
+        SPLIT=s.split > 1, AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+
+
+def _vectors(x: Operand, batches: Shape, rows: int, columns: int, axes: str) -> str | None:
+    """Return the axis along which an operand is loaded in 16 bytes, the name of rows or of columns, or None."""
+    region = _tma_region(x, batches, rows, columns)
+    if region is None or region.shape[-1] * x.array.dtype.itemsize % 16:
+        return None
+    return axes[0] if region.transposed else axes[1]
 
 
 def _launch_reduce_splits(
