@@ -151,6 +151,9 @@ def test_small_names() -> None:
         cuda.Event(interprocess=True)
     with cuda.device_of(x), cuda.device_of(genesis.ones(1)):
         assert cuda.current_device() == 0
+    facts = cuda.get_device_properties()
+    assert (facts.L2_cache_size, facts.shared_memory_per_block_optin) == (facts.l2, facts.shared_memory)
+    assert facts.warp_size == 32
     major, minor = cuda.get_device_capability()
     assert cuda.get_gencode_flags() == f"-gencode compute=compute_{major}{minor},code=sm_{major}{minor}"
     assert cuda.is_tf32_supported() and cuda.has_half and not cuda.has_magma

@@ -108,5 +108,6 @@ def test_triton_tunes_a_kernel() -> None:
 
 @on_gpu
 def test_a_kernel_does_not_take_memory_of_the_host() -> None:
+    _ = genesis.ones(1, device="cuda")  # starts the driver
     with pytest.raises(ValueError, match="cpu tensor"):
         launched(genesis.ones(150), genesis.ones(150))

@@ -20,7 +20,7 @@ MEASURING = (
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (4_890, MEASURING),
     "kernels": (14_980, ("genesis/kernels/",)),
-    "CUDA runtime and custom": (5_830, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
+    "CUDA runtime and custom": (5_850, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_400, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_440, ("tests/",)),
+    "tests": (86_450, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -52,6 +52,21 @@ class Properties(NamedTuple):
         return self.sm_count
 
     @property
+    def shared_memory_per_block_optin(self) -> int:
+        """Most bytes of shared memory of a block."""
+        return self.shared_memory
+
+    @property
+    def L2_cache_size(self) -> int:  # noqa: N802
+        """Bytes of L2 cache."""
+        return self.l2
+
+    @property
+    def warp_size(self) -> int:
+        """The threads of a warp."""
+        return 32
+
+    @property
     def major(self) -> int:
         """The first number of the compute capability."""
         return self.capability[0]
