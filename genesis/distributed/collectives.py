@@ -25,6 +25,7 @@ from genesis.distributed.environment import DEFAULT_PORT, World, job_key, read_w
 from genesis.distributed.group import Alone, Group, PeersGroup, StagedGroup
 from genesis.distributed.peers import Peers
 from genesis.distributed.watch import Collectives, Watch
+from genesis.dtypes import bool_
 from genesis.errors import DTypeError, ShapeError, UsageError
 from genesis.functions.shape import cat
 from genesis.tensor import Tensor
@@ -245,7 +246,7 @@ def all_gather_into_tensor(
 
 def all_gather(tensor_list: Sequence[Tensor], tensor: Tensor, group: Any = None, async_op: bool = False) -> Work | None:
     """Set each tensor of `tensor_list` to the tensor of that rank."""
-    _set_all(tensor_list, _gathered(tensor, group))
+    _set_all(tensor_list, _gathered(tensor, group), tensor)
     return _work(async_op)
 
 
@@ -262,7 +263,7 @@ def gather(
     out = tensor.new_empty(sum(sizes)) if is_root else None
     job.group(tensor.device).gather(part.array, None if out is None else out.array, sizes, root)
     if out is not None:
-        _set_all(gather_list or (), out)
+        _set_all(gather_list or (), out, tensor)
     return _work(async_op)
 
 
@@ -345,10 +346,11 @@ def _set(x: Tensor, values: Tensor) -> None:
         x.detach().copy_(values.view(x.shape))
 
 
-def _set_all(tensors: Sequence[Tensor], values: Tensor) -> None:
-    size = get_world_size()
-    if len(tensors) != size:
-        raise ShapeError(f"the list has {len(tensors)} tensors for {size} ranks")
+def _set_all(tensors: Sequence[Tensor], values: Tensor, like: Tensor) -> None:
+    """Set each tensor, which has the shape of `like`, to its part of values."""
+    size, shapes = get_world_size(), [tuple(x.shape) for x in tensors]
+    if shapes != [tuple(like.shape)] * size:
+        raise ShapeError(f"the list has tensors of shapes {shapes}", next=f"pass {size} of shape {tuple(like.shape)}")
     for each, part in zip(tensors, values.view(size, -1), strict=True):
         _set(each, part)
 
@@ -362,6 +364,8 @@ def _gathered(x: Tensor, group: Any) -> Tensor:
 
 def _reduced(x: Tensor, op: ReduceOp, group: Any) -> Tensor:
     job = _job(group)
+    if op is ReduceOp.SUM and x.dtype is bool_:  # as in torch
+        op = ReduceOp.MAX
     if op in _REDUCTIONS:
         return _REDUCTIONS[op](_gathered(x, group).view(job.peers.size, -1))  # type: ignore[no-any-return]
     if op not in (ReduceOp.SUM, ReduceOp.AVG):

@@ -34,6 +34,9 @@ for op in dist.ReduceOp:
 x = of_rank([[1, 2], [3, 4]], torch.bfloat16).T  # not contiguous
 assert dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True).wait()
 found["AVG"] = x.tolist()
+x = of_rank([0, 1]) == 0
+dist.all_reduce(x)
+found["any"] = x.tolist()
 parameter = torch.nn.Parameter(of_rank([1.5]))
 dist.broadcast(parameter, src=last)
 found["broadcast"] = parameter.tolist()
