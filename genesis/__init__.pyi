@@ -3043,7 +3043,7 @@ def view_as_complex(input: Tensor) -> Tensor:
 def view_as_real(input: Tensor) -> Tensor:
     """Return the pairs [..., 2] of a complex tensor, over the same memory."""
 
-def view_copy(input: Tensor, *shape: Sizes, out: Tensor | None = None) -> Tensor:
+def view_copy(input: Tensor, *shape: Sizes, dtype: DTypeLike = None, out: Tensor | None = None) -> Tensor:
     """Return a copy of `view`."""
 
 def vsplit(input: Tensor, *indices_or_sections: builtins.int | Sequence[builtins.int]) -> tuple[Tensor, ...]:

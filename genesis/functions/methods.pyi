@@ -1148,7 +1148,7 @@ class Methods:
         """Return `var` and `mean` over `dim`."""
     def vdot(self, other: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return the dot product of two vectors."""
-    def view(self, *shape: Sizes) -> Tensor:
+    def view(self, *shape: Sizes, dtype: DTypeLike = None) -> Tensor:
         """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy."""
     def view_as(self, other: Tensor) -> Tensor:
         """Return a view of x in the shape of `other`."""

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from genesis.array import Array
 from genesis.autograd.record import TensorBase, apply
-from genesis.dtypes import MemoryFormat, contiguous_format
-from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError, UsageError
-from genesis.functions.surface import Sizes, Tensor, array_of, public, sizes_of
+from genesis.dtypes import DType, MemoryFormat, as_dtype, contiguous_format
+from genesis.errors import DimensionError, DTypeError, GradientError, IndexRangeError, ShapeError, UsageError
+from genesis.functions.surface import DTypeLike, Sizes, Tensor, array_of, public, sizes_of
 from genesis.ops import elementwise
 from genesis.ops import shape as ops
 from genesis.shapes import Shape, normalize_axes, normalize_axis, numel, resolve_shape, view_strides
@@ -18,9 +19,34 @@ from genesis.shapes import Shape, normalize_axes, normalize_axis, numel, resolve
 
 
 @public(function=False, keywords={"size": "shape"})
-def view(x: Tensor, *shape: Sizes) -> Tensor:
-    """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy."""
+def view(x: Tensor, *shape: Sizes, dtype: DTypeLike = None) -> Tensor:
+    """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy.
+
+    `view(dtype)` reads the same bytes as another type, which gets no gradient; the last dimension changes its size.
+    """
+    if dtype is not None or (len(shape) == 1 and isinstance(shape[0], DType)):
+        return _reinterpreted(x, as_dtype(shape[0] if dtype is None else dtype))
     return apply(ops.reshape, x, shape=resolve_shape(sizes_of(shape, "view"), array_of(x, "view").size))
+
+
+def _reinterpreted(x: Tensor, dtype: DType) -> Tensor:
+    """Return x's bytes as another type."""
+    array = array_of(x, "view")
+    old, new, shape = array.dtype.itemsize, dtype.itemsize, array.shape
+    if x.requires_grad and dtype.is_floating_point and dtype is not array.dtype:
+        raise GradientError(f"view({dtype.name}) has no gradient", next="call detach() first")
+    # The stride of a dimension of size 1 does not matter.
+    strides = [new if n == 1 else s * old for n, s in zip(shape, array.strides, strict=True)]
+    if old != new:
+        if not shape or (shape[-1] != 1 and array.strides[-1] != 1) or shape[-1] * old % new:
+            raise ShapeError(f"view({dtype.name}): the last of {shape}, strides {array.strides}, has no such elements")
+        shape, strides[-1] = (*shape[:-1], shape[-1] * old // new), new
+    start = array.offset * old
+    array.data_ptr()  # ends a trace: a graph has one type for each storage
+    if any(place % new for place in (*strides, start)):
+        raise ShapeError(f"view({dtype.name}): strides {array.strides} do not align with {new} bytes")
+    places = tuple(place // new for place in strides)
+    return TensorBase.wrap(Array(array.storage, shape, places, dtype, array.device, start // new))
 
 
 @public(function=False)

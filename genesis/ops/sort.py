@@ -93,7 +93,7 @@ def _sort_infer(x: Array, axis: int, descending: bool = False) -> tuple[Spec, Sp
     return Spec(x.shape, x.dtype), Spec(x.shape, int64)
 
 
-@op("sort", _sort_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons, torch="torch.sort")
+@op("sort", _sort_infer, vjp=_ranked_vjp, saves=("out1",), flops=_comparisons, torch="torch.sort")
 def sort(out: Pair, x: np.ndarray, axis: int, descending: bool = False) -> None:
     """x sorted along `axis`, and the original position of each element; equal elements keep their order.
 
@@ -111,7 +111,7 @@ def _topk_infer(x: Array, k: int, axis: int, largest: bool = True) -> tuple[Spec
     return Spec(shape, x.dtype), Spec(shape, int64)
 
 
-@op("topk", _topk_infer, vjp=_ranked_vjp, saves=("out",), flops=_comparisons)
+@op("topk", _topk_infer, vjp=_ranked_vjp, saves=("out1",), flops=_comparisons)
 def topk(out: Pair, x: np.ndarray, k: int, axis: int, largest: bool = True) -> None:
     """The k largest (or smallest) elements along `axis`, sorted, and their positions; of equals, the first ones.
 

@@ -41,7 +41,7 @@ from genesis.optim.flat import (
     check_range,
     scale_value,
 )
-from genesis.optim.saving import GLOBAL_HOOKS, SavedStates, added
+from genesis.optim.saving import GLOBAL_HOOKS, SavedStates, added, hooked
 from genesis.optim.shared import SharedBuffers
 from genesis.optim.states import MASTER, RESIDUAL, Group, LowPrecision, check_keywords, decay_groups, without_neutral
 from genesis.tensor import Tensor
@@ -219,6 +219,13 @@ class Optimizer(SavedStates):
         for group in self.param_groups:
             group["lr"] = lr * group.get("lr_factor", 1.0)
 
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Run the hooks around the step of a class that has no rule, which computes its updates itself."""
+        super().__init_subclass__(**rest)
+        if "step" in vars(cls) and not cls.has_rule():
+            cls.step = hooked(vars(cls)["step"])  # type: ignore[method-assign]
+
+    @hooked
     def step(self, closure: Callable[[], Any] | None = None, *, grad_scale: Tensor | float | None = None) -> Any:
         """Update every parameter that has a gradient.
 
@@ -227,12 +234,6 @@ class Optimizer(SavedStates):
             grad_scale: factor on the gradients, such as a clip scale or the inverse of a loss scale. If it is NaN, no
                 parameter and no state changes, without a host synchronization.
         """
-        args, kwargs = () if closure is None else (closure,), {} if grad_scale is None else {"grad_scale": grad_scale}
-        for before in (*GLOBAL_HOOKS["step_pre"], *self._hooks["step_pre"]):
-            changed = before(self, args, kwargs)
-            if changed is not None:
-                args, kwargs = changed
-                closure, grad_scale = (*args, kwargs.get("closure"))[0], kwargs.get("grad_scale")
         loss = None
         if closure is not None:
             with enable_grad():
@@ -241,12 +242,10 @@ class Optimizer(SavedStates):
         self.begin_step()
         self.update(grad_scale)
         self.share()
-        for after in (*self._hooks["step_post"], *GLOBAL_HOOKS["step_post"]):
-            after(self, args, kwargs)
         return loss
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(optimizer, args, kwargs)` before each step; it may return other arguments, (args, kwargs)."""
+        """Call `hook(optimizer, args, kwargs)` before each step; it may return others. args[0] is the optimizer."""
         return added(self._hooks["step_pre"], hook)
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> HookHandle:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class StoredTensor(NamedTuple):
 
 
 Hooks = dict[str, list[Callable[..., Any]]]
+F = TypeVar("F", bound=Callable[..., Any])
 GLOBAL_HOOKS: Hooks = {"step_pre": [], "step_post": []}
 
 
@@ -74,6 +75,22 @@ def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
     return {name: KeptArray(t.dtype, t.shape, functools.partial(getattr, t, "array")) for name, t in tensors.items()}
 
 
+def hooked(step: F) -> F:
+    """Return a method `step` that runs the hooks before and after it."""
+
+    @functools.wraps(step)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        optimizer = args[0]
+        for before in (*GLOBAL_HOOKS["step_pre"], *optimizer._hooks["step_pre"]):
+            args, kwargs = before(optimizer, args, kwargs) or (args, kwargs)
+        result = step(*args, **kwargs)
+        for after in (*optimizer._hooks["step_post"], *GLOBAL_HOOKS["step_post"]):
+            after(optimizer, args, kwargs)
+        return result
+
+    return cast(F, called)
+
+
 class SavedStates(GroupStates):
     """Base of `Optimizer` that saves and loads the state of all parameters."""
 
@@ -83,7 +100,7 @@ class SavedStates(GroupStates):
         It is empty if the parameter was never updated. As in torch, the count is left out where no rule reads it.
         """
         state = dict(self.state.get(param, {}))
-        if param in self.state and (self.shows_step or self.rounds):
+        if self.has_rule() and param in self.state and (self.shows_step or self.rounds):
             state["step"] = self.state[param]["step"]
         state |= {name: Tensor(kept.array()) for name, kept in kept_arrays(self, param).items()}
         residual = state.pop(RESIDUAL, None)
@@ -135,6 +152,8 @@ class SavedStates(GroupStates):
             state_dict = hook(self, state_dict) or state_dict
         check_saved("an optimizer's state", state_dict, ("state", "param_groups"))
         groups, saved = state_dict["param_groups"], state_dict["state"]
+        if not self.has_rule():
+            return self._load_free(groups, saved)
         settings = [_settings(self, i, g) for i, g in enumerate(groups)]
         params = [(n, p, i) for n, p, i in _matched(self, groups) if n in saved]
         for number, param, i in params:
@@ -163,6 +182,24 @@ class SavedStates(GroupStates):
         self.steps = max((state["step"] for state in self.state.values()), default=0)
         for hook in self._hooks["load_post"]:
             hook(self)
+
+    def _load_free(self, groups: Sequence[Mapping[str, Any]], saved: Mapping[Any, Any]) -> None:
+        """Load the groups and states of an optimizer without a rule, whatever they contain, as torch does."""
+        matched = _matched(self, groups)
+        for own, loaded in zip(self.param_groups, groups, strict=True):
+            own.update({name: value for name, value in loaded.items() if name != "params"})
+        self.state.clear()
+        self.state.update({param: _like(param, saved[n]) for n, param, _ in matched if n in saved})
+        for hook in self._hooks["load_post"]:
+            hook(self)
+
+
+def _like(param: Tensor, value: Any, name: str = "") -> Any:
+    """Return a state on the device of a parameter, float tensors but steps with its dtype."""
+    if isinstance(value, Tensor):
+        dtype = param.dtype if value.is_floating_point() and name != "step" else value.dtype
+        return value.to(device=param.device, dtype=dtype).clone()
+    return {k: _like(param, v, k) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:

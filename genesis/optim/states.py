@@ -402,6 +402,11 @@ class GroupStates:
     # --- States -------------------------------------------------------------------------------------------------------
 
     @classmethod
+    def has_rule(cls) -> bool:
+        """Whether updates are those of a rule; a class without one defines `step`."""
+        return cls.rule.__func__ is not GroupStates.rule.__func__  # type: ignore[attr-defined]
+
+    @classmethod
     def rule(cls, shape: Shape, group: Mapping[str, Any]) -> RuleCall:
         """Return the rule and attributes for a parameter of this shape in a group. Subclasses must define it."""
         raise NotImplementedError

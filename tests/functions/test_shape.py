@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import genesis
-from genesis.errors import DTypeError, IndexRangeError, ShapeError
+from genesis.errors import DTypeError, GradientError, IndexRangeError, ShapeError
 from genesis.functions import shape, surface
 from genesis.functions.create import tensor
 from tests.autograd.scenarios import gradcheck
@@ -250,3 +250,27 @@ def test_every_method_is_a_function_of_the_same_name() -> None:
     for name in (each for each in methods if hasattr(shape, each)):  # others are forms of these
         assert getattr(genesis.Tensor, name) is getattr(shape, name)
         assert getattr(shape, name).__doc__
+
+
+def test_a_view_as_another_type_shares_bytes() -> None:
+    x = genesis.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert x.view(genesis.int32)[0].tolist() == [0x3F800000, 0x40000000]
+    halves = x[:, 1:].view(dtype=genesis.int16)
+    assert halves.shape == (2, 2) and halves.stride() == (4, 1) and halves[0].tolist() == [0, 0x4000]
+    assert genesis.equal(x.view(genesis.uint8).view(genesis.float32), x) and x.view(genesis.float64).shape == (2, 1)
+    halves.zero_()
+    assert x.tolist() == [[1.0, 0.0], [3.0, 0.0]]
+    for wrong in (x.t(), x[:, :1].view(genesis.int16)[:, 1:], genesis.ones(3), genesis.tensor(1.0)):
+        with pytest.raises(ShapeError):
+            wrong.view(genesis.float64)
+    with pytest.raises(GradientError):
+        x.requires_grad_().view(genesis.float64)
+
+
+def test_values_of_topk_and_sort_may_change_before_backward() -> None:
+    x = genesis.tensor([1.0, 3.0, 2.0], requires_grad=True)
+    best, order = genesis.topk(x, 2).values, x.sort().values
+    best /= 2
+    order *= 3
+    (best.sum() + order.sum()).backward()
+    assert x.grad.tolist() == [3.0, 3.5, 3.5]

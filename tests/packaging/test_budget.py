@@ -22,12 +22,12 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "kernels": (14_980, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_850, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
-    "optim": (3_400, ("genesis/optim/",)),
+    "optim": (3_440, ("genesis/optim/",)),
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_790, ("genesis/compiler/",)),
-    "core and nn": (27_910, ("genesis/",)),
+    "core and nn": (27_930, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_450, ("tests/",)),
+    "tests": (86_530, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -43,7 +43,7 @@ def test_signatures_have_torchs_names() -> None:
         "(input: Tensor | float, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Tensor"
     )
     assert signature(genesis.mm) == "(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor"
-    assert signature(genesis.Tensor.view, is_method=True) == "(self, *shape: Sizes) -> Tensor"
+    assert signature(genesis.Tensor.view, is_method=True) == "(self, *shape: Sizes, dtype: DTypeLike = None) -> Tensor"
     assert signature(genesis.exp, is_method=True) == "(self, *, out: Tensor | None = None) -> Tensor"
 
 
