@@ -41,7 +41,7 @@ class Mode(threading.local):
 
     grad = True  # ops record what backward needs
     anomaly = False  # nodes record their lines, and backward checks every gradient for NaN
-    check_nan = True  # False: only the lines
+    check_nan = True  # False: with `anomaly`, only record the lines
     fixed_weights = False  # see `genesis.autograd.modes.fixed_weights`
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from genesis import random
 from genesis.backend import current_cuda
-from genesis.backend.cuda import AnyDevice, find_backend, waits
+from genesis.backend.cuda import AnyDevice, find_backend, host_reads
 from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.driver import Properties, device_count, is_available
 from genesis.backend.cuda.faults import check as check_faults
@@ -142,12 +142,12 @@ def can_device_access_peer(device: AnyDevice, peer_device: AnyDevice) -> bool:
 
 
 def utilization(device: AnyDevice = None) -> int:
-    """The percentage of the last moments in which a kernel ran. Raises DeviceError without `nvidia-smi`."""
+    """The percentage of the last sampling period during which a kernel ran. Raises DeviceError without `nvidia-smi`."""
     return int(_query("gpu=utilization.gpu", device))
 
 
 def memory_usage(device: AnyDevice = None) -> int:
-    """The percentage of the last moments in which memory was read or written. Raises like `utilization`."""
+    """The percentage of the last sampling period with memory traffic. Raises like `utilization`."""
     return int(_query("gpu=utilization.memory", device))
 
 
@@ -216,12 +216,12 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     """Choose what happens when values are read on the host, which waits: "default" (0), "warn" (1) or "error" (2)."""
     if debug_mode not in (*_SYNC_MODES, 0, 1, 2):
         raise UsageError(f"the debug mode {debug_mode!r} is not known", next="use default, warn or error")
-    waits.mode = _SYNC_MODES.index(debug_mode) if isinstance(debug_mode, str) else debug_mode
+    host_reads.mode = _SYNC_MODES.index(debug_mode) if isinstance(debug_mode, str) else debug_mode
 
 
 def get_sync_debug_mode() -> int:
     """The mode that `set_sync_debug_mode` chose, as a number."""
-    return waits.mode
+    return host_reads.mode
 
 
 def is_current_stream_capturing() -> bool:
@@ -278,7 +278,7 @@ def synchronize(device: AnyDevice = None) -> None:
     Raises DeviceError if a kernel failed or a graph is being captured, and IndexRangeError if a kernel got a bad index.
     """
     backend = find_backend(device)
-    backend.refuse_in_capture("the device was waited for")
+    backend.refuse_in_capture("the device was synchronized")
     backend.driver.synchronize()
     check_faults(backend.device)
 

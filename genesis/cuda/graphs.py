@@ -74,8 +74,8 @@ class _Drawn:
     """The draws of a graph from one generator.
 
     Attributes:
-        draws: counters that a replay uses.
-        position: device words that say where they begin; see `Generator.positioned_by`.
+        draws: the number of counters that a replay uses.
+        position: device words with the first counter and the seed; see `Generator.positioned_by`.
     """
 
     generator: random.Generator
@@ -109,8 +109,8 @@ class CUDAGraph(RawGraph):
     """Work that is captured once inside `genesis.cuda.graph`, and run again by `replay`.
 
     Replays read and write the addresses of the capture: copy new values into the captured inputs. Run the work a few
-    times before the capture, so that its kernels are compiled and its persistent memory is allocated. Random draws
-    have new values in every replay: the values that the same draws without a graph would have then.
+    times before the capture, so that its kernels are compiled and its persistent memory is allocated. Every replay
+    draws new random numbers: those that the same work would draw without a graph.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
@@ -280,8 +280,9 @@ def make_graphed_callables(
     """Return versions of functions or modules whose forward and backward passes are CUDA graphs.
 
     Each graphed callable takes tensors with the shapes, dtypes and `requires_grad` of its sample arguments. Its
-    results are overwritten by its next call. A module keeps its identity: its `forward` is replaced, and used while
-    `training` is as it was at the capture. Call them in the order in which you pass them.
+    results are overwritten by its next call. A module remains the same object: its new `forward` replays
+    the graphs, or runs the old one if `training` has changed since the capture. Call them in the order in which you
+    pass them.
 
     Args:
         callables: a function or module of positional tensors, or a tuple of them.

@@ -75,7 +75,7 @@ def empty_cache(device: AnyDevice = None) -> None:
     if not is_available():
         return
     backend = find_backend(device)
-    backend.refuse_in_capture("memory was given back")
+    backend.refuse_in_capture("cached memory was released")
     backend.pool.empty_cache()
 
 
@@ -93,7 +93,7 @@ def device_memory_used(device: AnyDevice = None) -> int:
 def set_per_process_memory_fraction(fraction: float, device: AnyDevice = None) -> None:
     """Limit the memory that this process takes from the driver to a part of the device's, from 0 to 1.
 
-    What exceeds the limit raises OutOfMemoryError, after cached memory was returned.
+    An allocation that exceeds the limit even without cached memory raises OutOfMemoryError.
     """
     if not isinstance(fraction, float):
         raise DTypeError(f"the fraction is a {type(fraction).__name__}", next="pass a float from 0 to 1")
@@ -211,7 +211,7 @@ class MemPool:
     """A pool whose memory is separate from all other memory, for the tensors made inside `use_mem_pool`.
 
     Args:
-        allocator, use_on_oom, no_split: only their defaults.
+        allocator, use_on_oom, no_split: accepted with their defaults only.
     """
 
     def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
@@ -226,7 +226,7 @@ class MemPool:
 
     @property
     def id(self) -> PoolHandle:
-        """The name of the pool, also for the captures of graphs, whose memory is separate from that of its tensors."""
+        """The handle of the pool. Graph captures accept it; their memory is separate from the memory of its tensors."""
         return self._id
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
@@ -236,7 +236,7 @@ class MemPool:
 
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool, device: AnyDevice = None) -> Iterator[None]:
-    """Take the memory of new tensors from `pool` inside the block, in all threads, while torch means this thread."""
+    """Take the memory of new tensors from `pool` inside the block, in all threads (torch: in this thread)."""
     memory = find_backend(device).pool
     own = pool._arenas.setdefault(memory.driver.index, memory.new_arenas())
     with memory.taking_from(own):

@@ -61,12 +61,12 @@ class Stream:
 
     def synchronize(self) -> None:
         """Wait until all work of the stream is done."""
-        self.backend.refuse_in_capture("a stream was waited for")
+        self.backend.refuse_in_capture("a stream was synchronized")
         self.backend.driver.synchronize_stream(self.handle)
 
     def query(self) -> bool:
         """Whether all work of the stream is done."""
-        self.backend.refuse_in_capture("a stream was asked whether it is done")
+        self.backend.refuse_in_capture("a stream was queried")
         return self.backend.driver.is_stream_done(self.handle)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -111,7 +111,7 @@ class Event:
     Args:
         enable_timing: allow `elapsed_time(end)` to measure the milliseconds between two events.
         blocking: let a thread in `synchronize` sleep; it polls otherwise.
-        interprocess, external: only False.
+        interprocess, external: accepted only as False.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class Event:
         """Whether the event has happened; True if it was never recorded."""
         if self._backend is None:
             return True
-        self._backend.refuse_in_capture("an event was asked whether it has happened")
+        self._backend.refuse_in_capture("an event was queried")
         return self._backend.driver.is_event_done(self._handle)
 
     def synchronize(self) -> None:
         """Wait on the host until the event has happened."""
         if self._backend is not None:
-            self._backend.refuse_in_capture("an event was waited for")
+            self._backend.refuse_in_capture("an event was synchronized")
             self._backend.driver.synchronize_event(self._handle)
 
     def elapsed_time(self, end_event: Event) -> float:

@@ -302,7 +302,7 @@ class SourceKernel:
     parameters: tuple[Parameter, ...]
     title: str  # name of the source in messages: the op's name with ".cu"
     options: tuple[str, ...] = ()  # for NVRTC
-    together: tuple[str, ...] = ()  # kernels that are compiled with this one, itself among them; empty for it alone
+    together: tuple[str, ...] = ()  # kernels compiled together, including this one; empty for a single kernel
 
     def compile(self, capability: tuple[int, int], macros: dict[str, Macro]) -> Compiled:
         """Compile for a compute capability. Raises the errors of `compile_source`."""
@@ -341,7 +341,7 @@ class SourceKernel:
         return self.entry
 
     def checked(self, args: tuple[Any, ...], macros: dict[str, Macro]) -> list[Any]:
-        """Check the arguments and return launch values: numbers as the parameter's type holds them, and `ADDRESS`."""
+        """Check the arguments and return launch values: numbers in the parameter's type, and `ADDRESS` for arrays."""
         if len(args) != len(self.parameters):
             takes = f"{len(self.parameters)} arguments ({', '.join(p.name for p in self.parameters)})"
             what = f"the kernel {self.entry} takes {takes}, not {len(args)}"

@@ -64,7 +64,7 @@ def triton_op(
         sample: `sample(shape, dtype)` returns a tuple of numpy arrays as inputs, if the op does not accept all values.
         flops: a rule for the floating-point operations of a call. The default is one per element of the outputs.
         nbytes: a rule for the memory traffic of a call. The default is one access to each operand.
-        contiguous: whether the kernel requires contiguous inputs, and others are copied. False passes any strides.
+        contiguous: whether to copy inputs that are not contiguous before the launch. False passes any strides.
 
     Raises:
         UsageError: the definition is invalid; at a call, a grid or the arguments do not fit the kernel.
@@ -216,7 +216,7 @@ class CudaOp(UserOp):
         operands: tuple[Any, ...] = ()
         if callable(cuda_impl.constants):
             if not inputs:
-                raise UsageError(f"the constants of {self.name} depend on its inputs", next=f"{self.name}.ptx(x)")
+                raise UsageError(f"the constants of {self.name} depend on its inputs", next="pass the op's inputs")
             attrs = self.checked(inputs, attrs)
             arrays = tuple(x.array if isinstance(x, TensorBase) else x for x in inputs)
             specs = self.op.infer(*arrays, **attrs)

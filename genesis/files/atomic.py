@@ -91,7 +91,7 @@ class FolderShare:
         self._files: dict[str, _StagedFile] = {}
 
     def create(self, name: str) -> Writer:
-        """Return a writer of the new file `name`, without a folder. Raises the errors of `AtomicFolder.create`."""
+        """Return a writer of the new file `name`, outside subfolders. Raises the errors of `AtomicFolder.create`."""
         self._files[name] = _StagedFile(self._fs, self._folder / name)
         return self._files[name]
 
@@ -355,7 +355,7 @@ def temporary_folder() -> Iterator[str]:
 def remove_folder(path: str | os.PathLike[str], *, fs: FileSystem = DEFAULT) -> None:
     """Remove the committed folder `path`. Readers see all of it or nothing, also after a crash.
     Raises ModelError if the folder has no manifest of ours or contains other files too, and DiskError if removing
-    fails; the folder is then unchanged, or has a name that `sweep` knows if files are missing.
+    fails; the folder is then unchanged or, if files are already missing, has a name that `sweep` recognizes.
     """
     path = Path(os.path.abspath(path))
     if path.is_symlink():
@@ -407,7 +407,7 @@ def _leftover_name(kind: str, name: str) -> str:
 
 
 def _remove(folder: Path, name: str, fs: FileSystem) -> None:
-    """Remove our folder such that a crash meanwhile leaves something that `sweep` knows."""
+    """Remove our folder. A crash meanwhile leaves a folder that `sweep` recognizes."""
     match = _LEFTOVER.fullmatch(folder.name)
     if match and match[1] != "old":
         fs.rmtree(folder, last=(MANIFEST_NAME, _MARKER))

@@ -123,9 +123,10 @@ class Cache:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Keep other processes and threads from building the entry `name` inside the block. First look for it again.
+        """Keep other processes and threads from building the entry `name` inside the block.
 
-        If the folder cannot be locked, or the holder takes longer than two minutes, the block runs without the lock.
+        Call `find` first inside the block, because the previous holder may have built the entry. If the folder cannot
+        be locked, or the holder takes longer than two minutes, the block runs without the lock.
         """
         lock = None
         with suppress(OSError):

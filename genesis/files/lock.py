@@ -286,7 +286,7 @@ def _remove_foreign(folder: int, name: str, why: OSError | None) -> None:
         else:
             os.unlink(name, dir_fd=folder)
     except FileNotFoundError:
-        if why is not None and why.errno == errno.EACCES:  # nothing exists: the folder denies access
+        if why is not None and why.errno == errno.EACCES:  # there is no file, so the folder denied access
             raise why from None
 
 

@@ -27,11 +27,12 @@ from genesis.files.paths import open_regular, quote
 from genesis.files.strict_json import check_structure, is_unicode
 
 # The library reads headers of up to 100 MB. The largest published checkpoints have 40,000 tensors at about 130 bytes
-# each, which is 5 MB in a single file. Three times that limits a hostile header to a few hundred MiB of memory.
+# each, which is 5 MB in a single file. The cap is three times that: parsing a hostile header then takes at most a few
+# hundred MiB of memory.
 HEADER_SIZE_CAP = 16 << 20
 MAX_TENSORS = 1 << 16
 MAX_DIMS = 32
-# Three levels are correct. A few more are parsed, so that an error can name the tensor.
+# A valid header has three levels. A few more are parsed, so that an error can name the tensor.
 MAX_DEPTH = 8
 MAX_NAME_CHARS = 1024
 
@@ -84,7 +85,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorSource:
-    """A tensor that is read when it is written: its dtype and shape, and a function that reads the values."""
+    """A tensor whose values are read only while it is saved: its dtype, its shape, and a function that reads them."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

@@ -137,7 +137,7 @@ def _make(folder: int, path: Path, mode: int) -> None:
         return
     with DEFAULT.errors("fsync_dir", path.parent):
         DEFAULT.show(Call("fsync_dir", path.parent))
-    # The user may not be able to read the parent, nor the file system to flush it. A lost folder is created again.
+    # The parent may not be readable, or the file system cannot flush it. A lost folder is created again.
     with suppress(OSError), closed_after(os.open(".", _FOLDER, dir_fd=folder)) as parent:
         os.fsync(parent)
 

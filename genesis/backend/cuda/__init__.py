@@ -32,7 +32,7 @@ from genesis.backend.cuda.triton_driver import install
 from genesis.errors import DeviceError
 from genesis.shapes import contiguous_strides
 
-__all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend", "waits"]
+__all__ = ["COUNTERS", "AnyDevice", "CudaBackend", "backend_of", "driver_for", "find_backend", "host_reads"]
 
 COUNTERS = 1 << 14  # the most tiles in a launch that uses counters to find its last program
 AnyDevice = Device | str | int | None
@@ -40,7 +40,7 @@ SIDE_STREAM_BYTES = 12 << 20  # bytes read; larger work fills the SMs alone
 _CURRENT = nullcontext()
 
 
-class _Waits:
+class _HostReads:
     """What happens when values are read on the host: 0 nothing, 1 a warning, 2 an error."""
 
     mode = 0
@@ -51,7 +51,7 @@ class _Waits:
         warnings.warn("device values were read on the host, which waits for the GPU", stacklevel=4)
 
 
-waits = _Waits()
+host_reads = _HostReads()
 
 
 class CudaBackend(Backend):
@@ -252,8 +252,8 @@ class CudaBackend(Backend):
         """Copy the elements to the host; waits for the stream."""
         forget_plan()
         self.refuse_in_capture("device values were read on the host")
-        if waits.mode:
-            waits.report()
+        if host_reads.mode:
+            host_reads.report()
         if not array.is_contiguous:
             compact = self._like(array)
             cuda_impl_named("copy", "elementwise")(compact, array)

@@ -156,7 +156,7 @@ class RawGraph:
     def _abandon(self) -> None:
         """End a capture that failed."""
         backend, pool = self.backend, self.backend.pool
-        self._collect_again()
+        self._resume_collection()
         backend.side_stream.forget()
         backend.comm_stream.forget()
         with contextlib.suppress(DeviceError):  # the driver has already ended the capture
@@ -172,7 +172,7 @@ class RawGraph:
         except BaseException:
             self._abandon()
             raise
-        self._collect_again()
+        self._resume_collection()
         arena, held, graph = pool.graph_arena(self.handle), pool.end_capture(), None
         try:
             graph = driver.end_capture(self._stream)
@@ -186,7 +186,7 @@ class RawGraph:
         _open.add(self)
         arena.graph_count += 1
 
-    def _collect_again(self) -> None:
+    def _resume_collection(self) -> None:
         if self._collecting:
             gc.enable()
 

@@ -178,13 +178,13 @@ class Recorder:
                 return Source(i, 0)
         storage = array.storage
         shared = [i for i, operand in enumerate(self.operands) if operand.storage is storage]
-        if len(shared) > 1:  # one operand given twice: the call's key says so
+        if len(shared) > 1:  # the same array given twice; the call's key distinguishes this
             shared = list({id(self.operands[i]): i for i in shared}.values())
         if len(shared) > 1:  # all weights of a model may share one storage
             first, last = _extent(array)
             spans = {i: _extent(self.operands[i]) for i in shared}
             shared = [i for i, (begin, end) in spans.items() if begin <= first and last <= end] or shared
-            if len(shared) > 1:  # another call may view another of them
+            if len(shared) > 1:  # ambiguous: in another call the array may be a view of another operand
                 self.cacheable = False
         if shared:
             return Source(shared[0], array.data_ptr() - self.operands[shared[0]].data_ptr())

@@ -542,7 +542,7 @@ class Pool:
 
 
 def room_for(events: Sequence[tuple[int, int]]) -> int:
-    """Bytes of a segment that fits the large blocks of `events`, which `Pool.traced` returned, one after the other.
+    """Bytes that a segment needs so that the large blocks of `events` (from `Pool.traced`) fit when they are replayed.
 
     Blocks still in use at the end of `events` are excluded, because they outlive the segment.
     """

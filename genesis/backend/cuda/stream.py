@@ -97,7 +97,7 @@ class SideStream:
             self._ends.append(driver.mark(self.stream))
 
     def join(self, most: int = 0) -> None:
-        """Make later work wait for the side stream, except for its `most` latest pieces."""
+        """Make later work wait for the side stream, except for the latest pieces, up to `most` of them."""
         passed, driver = 0, self.backend.driver
         while len(self._ends) > most:
             passed, end = passed + 1, self._ends.popleft()
