@@ -238,7 +238,7 @@ class _Form:
         """
         renamed = {}
         for keyword, value in given.items():
-            name = self._name(keyword)
+            name = keyword if keyword in self.names else self._name(keyword)
             if name != keyword and (name in given or name in self.order[: len(args)]):
                 raise UsageError(
                     f"{self.function} got both {name} and {keyword}",

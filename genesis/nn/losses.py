@@ -43,14 +43,14 @@ def _check_tensors(name: str, input: Any, target: Any) -> None:
 
 def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """Return the reduction that torch's old arguments imply, or `reduction` if both are None."""
+    if size_average is None and reduce is None:
+        return reduction
     for name, value in (("size_average", size_average), ("reduce", reduce)):
         if value is not None and not isinstance(value, bool):
             raise UsageError(
                 f"{name} is {_shown(value)}, and must be None, True or False",
                 next="pass the arguments after weight by name: size_average and reduce come before reduction",
             )
-    if size_average is None and reduce is None:
-        return reduction
     if reduce is False:
         return "none"
     return "sum" if size_average is False else "mean"

@@ -60,9 +60,11 @@ def scaled_dot_product_attention(
         raise UsageError("scaled_dot_product_attention takes a mask or is_causal, not both")
     query, key, value = _of_one_batch(query, key, value, enable_gqa)
     _check(query, key, value, enable_gqa)
-    q, k, v = (x if x.ndim == 4 else x.reshape(_four(x.shape)) for x in (query, key, value))
+    q, k, v = query, key, value
+    if q.ndim != 4:
+        q, k, v = (x.reshape(_four(x.shape)) for x in (query, key, value))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if attn_mask is None and dropout_p == 0 and v.shape == k.shape:
+    if attn_mask is None and dropout_p == 0 and v.array.shape == k.array.shape:
         heads = _fused(q, k, v, is_causal, factor)
     else:
         mask = None if attn_mask is None else _four_dimensional(attn_mask, (*query.shape[:-1], k.shape[2]))
@@ -75,7 +77,7 @@ def scaled_dot_product_attention(
 def _of_one_batch(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, ...]:
     """Return the tensors with equal dimensions before the heads, and equal heads unless keys are shared."""
     tensors, last = (query, key, value), -3 if enable_gqa else -2
-    if query.shape[:last] == key.shape[:last] == value.shape[:last]:
+    if query.array.shape[:last] == key.array.shape[:last] == value.array.shape[:last]:
         return tensors
     most = max(x.ndim for x in tensors)
     shapes = [(1,) * (most - x.ndim) + tuple(x.shape) for x in tensors]
@@ -87,15 +89,14 @@ def _of_one_batch(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
-    shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
-    fits = query.ndim == key.ndim == value.ndim >= 2
-    if not fits or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]:
-        raise ShapeError(f"attention takes q [B, Hq, T, D], k [B, Hkv, S, D] and v [B, Hkv, S, Dv], got {shapes}")
-    if query.shape[:-3] != key.shape[:-3]:
-        raise ShapeError(f"attention: q, k and v have different batches: {shapes}")
-    if query.ndim == 2 or query.shape[-3] == key.shape[-3]:
+    q, k, v = query.array.shape, key.array.shape, value.array.shape
+    if not len(q) == len(k) == len(v) >= 2 or k[:-1] != v[:-1] or q[-1] != k[-1]:
+        raise ShapeError(f"attention takes q [B, Hq, T, D], k [B, Hkv, S, D] and v [B, Hkv, S, Dv], got {q}, {k}, {v}")
+    if q[:-3] != k[:-3]:
+        raise ShapeError(f"attention: q, k and v have different batches: {q}, {k}, {v}")
+    if len(q) == 2 or q[-3] == k[-3]:
         return
-    heads, shared = query.shape[-3], key.shape[-3]
+    heads, shared = q[-3], k[-3]
     if not enable_gqa:
         raise ShapeError(f"attention got {heads} query heads and {shared} key heads", next="pass enable_gqa=True")
     if shared == 0 or heads % shared:
@@ -125,7 +126,7 @@ def _four_dimensional(mask: Tensor, full: Shape) -> Tensor:
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     """Run the fused op. Its last causal query sees all keys, while torch's causal query i sees keys 0 to i."""
-    queries, keys = q.shape[2], k.shape[2]
+    queries, keys = q.array.shape[2], k.array.shape[2]
     if not is_causal or queries == keys:
         return _run(q, k, v, is_causal, scale)
     if queries < keys:  # no query sees the keys after the last query
