@@ -54,18 +54,25 @@ _LAZY = {
     "profiler", "special", "testing", "utils",
 }  # fmt: skip
 
+_ELSEWHERE = {  # names that load their module at first use
+    **dict.fromkeys(("check_op", "cuda_op", "triton_op"), "genesis.custom"),
+    **dict.fromkeys(("load", "save"), "genesis.saving"),
+    **dict.fromkeys(("Event", "Stream"), "genesis.cuda"),
+    **dict.fromkeys(
+        ("BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor",
+         "IntTensor", "LongTensor", "ShortTensor", "set_default_tensor_type"),
+        "genesis.legacy",
+    ),
+    "GradScaler": "genesis.amp", "OutOfMemoryError": "genesis.errors", "UntypedStorage": "genesis.functions.storage",
+    "compile": "genesis.compiler", "generate": "genesis_models",
+}  # fmt: skip
+
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:  # loaded at first use
         return importlib.import_module(f"genesis.{name}")
-    if name in ("check_op", "cuda_op", "triton_op"):
-        return getattr(importlib.import_module("genesis.custom"), name)
-    if name in ("load", "save"):
-        return getattr(importlib.import_module("genesis.saving"), name)
-    if name == "compile":
-        return importlib.import_module("genesis.compiler").compile
-    if name == "generate":  # defined in a higher layer, which this one must not import
-        return importlib.import_module("genesis_models").generate
+    if name in _ELSEWHERE:  # some in a higher layer, which this one must not import
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module 'genesis' has no attribute {name!r}")
 
 
@@ -81,15 +88,12 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "ValuesAndIndices",
     "autocast",
     "autograd",
-    "check_op",
-    "compile",
     "compiler",
     "contiguous_format",
     "masked",
     "memory_format",
     "preserve_format",
     "cuda",
-    "cuda_op",
     "custom",
     "linalg",
     "backends",
@@ -108,13 +112,11 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "enable_grad",
     "errors",
     "finfo",
-    "generate",
     "get_autocast_dtype",
     "iinfo",
     "inference_mode",
     "is_autocast_enabled",
     "is_grad_enabled",
-    "load",
     "manual_seed",
     "nn",
     "no_grad",
@@ -122,8 +124,13 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "profiler",
     "promote_types",
     "random",
-    "save",
     "set_grad_enabled",
+    "check_op",
+    "compile",
+    "cuda_op",
+    "generate",
+    "load",
+    "save",
     "triton_op",
     *_types,
     *_complex_types,

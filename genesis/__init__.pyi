@@ -80,6 +80,7 @@ __all__ = [
     "addcmul",
     "addmm",
     "addmv",
+    "addmv_",
     "addr",
     "adjoint",
     "alias_copy",
@@ -278,6 +279,7 @@ __all__ = [
     "frac_",
     "from_dlpack",
     "from_numpy",
+    "frombuffer",
     "full",
     "full_like",
     "gather",
@@ -313,6 +315,7 @@ __all__ = [
     "index_fill",
     "index_plan",
     "index_put",
+    "index_put_",
     "index_reduce",
     "index_select",
     "inf",
@@ -327,9 +330,11 @@ __all__ = [
     "inverse",
     "is_autocast_enabled",
     "is_complex",
+    "is_conj",
     "is_deterministic_algorithms_warn_only_enabled",
     "is_floating_point",
     "is_grad_enabled",
+    "is_neg",
     "is_nonzero",
     "is_same_size",
     "is_signed",
@@ -737,6 +742,9 @@ def addmv(
     out: Tensor | None = None,
 ) -> Tensor:
     """Return beta·x + alpha·(mat @ vec); x broadcasts."""
+
+def addmv_(input: Tensor, mat: Tensor, vec: Tensor, *, beta: builtins.float = 1, alpha: builtins.float = 1) -> Tensor:
+    """Compute `addmv` in place."""
 
 def addr(
     input: Tensor,
@@ -1472,6 +1480,16 @@ def from_dlpack(source: Any) -> Tensor:
 def from_numpy(values: np.ndarray) -> Tensor:
     """Return a tensor over numpy's memory; read-only arrays are copied."""
 
+def frombuffer(
+    buffer: bytes | bytearray | memoryview,
+    *,
+    dtype: DTypeLike,
+    count: builtins.int = -1,
+    offset: builtins.int = 0,
+    requires_grad: builtins.bool = False,
+) -> Tensor:
+    """Return a vector over the memory of a buffer, such as bytes; read-only memory is copied."""
+
 def full(
     size: Sizes,
     fill_value: builtins.float,
@@ -1617,6 +1635,11 @@ def index_put(
     """Return x with `values` written, or added, at `indices`: a tuple of index tensors for the leading
     dimensions."""
 
+def index_put_(
+    input: Tensor, indices: Sequence[Tensor], values: Tensor | builtins.float, accumulate: builtins.bool = False
+) -> Tensor:
+    """Compute `index_put` in place."""
+
 def index_reduce(
     input: Tensor,
     dim: builtins.int,
@@ -1645,11 +1668,17 @@ def inverse(A: Tensor, *, out: Tensor | None = None) -> Tensor:
 def is_complex(input: Tensor) -> builtins.bool:
     """Return whether a tensor is complex, as results of `polar` and `view_as_complex` are."""
 
+def is_conj(input: Tensor) -> builtins.bool:
+    """Return False: conjugates are always computed."""
+
 def is_deterministic_algorithms_warn_only_enabled() -> builtins.bool:
     """Return the `warn_only` that `use_deterministic_algorithms` recorded."""
 
 def is_floating_point(input: Tensor) -> builtins.bool:
     """Return whether x has a float dtype."""
+
+def is_neg(input: Tensor) -> builtins.bool:
+    """Return False: negatives are always computed."""
 
 def is_nonzero(input: Tensor) -> builtins.bool:
     """Return whether the only element is not 0. Raises ShapeError unless there is just one."""

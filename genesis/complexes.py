@@ -191,6 +191,18 @@ def conj_physical(x: Tensor) -> Tensor:
 
 
 @public
+def is_conj(x: Tensor) -> bool:
+    """Return False: conjugates are always computed."""
+    return False
+
+
+@public
+def is_neg(x: Tensor) -> bool:
+    """Return False: negatives are always computed."""
+    return False
+
+
+@public
 def resolve_conj(x: Tensor) -> Tensor:
     """Return x: conjugates are always computed."""
     return x
@@ -240,7 +252,18 @@ def polar(abs: Tensor, angle: Tensor) -> Tensor:
     return complex(turned.real * turned.imag.cos(), turned.real * turned.imag.sin())
 
 
-for _name in ("angle", "cdouble", "cfloat", "conj", "conj_physical", "conj_physical_", "resolve_conj", "resolve_neg"):
+for _name in (
+    "angle",
+    "cdouble",
+    "cfloat",
+    "conj",
+    "conj_physical",
+    "conj_physical_",
+    "is_conj",
+    "is_neg",
+    "resolve_conj",
+    "resolve_neg",
+):
     setattr(Tensor, _name, methods[_name])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from genesis import autograd
 from genesis.array import Array
 from genesis.autograd.engine import backward as tape_backward
 from genesis.autograd.graph import HookHandle
@@ -539,4 +540,5 @@ for _name, _method in list(vars(Tensor).items()):  # methods accept the same key
     _code = _method.__code__ if isinstance(_method, FunctionType) and _name[0] != "_" else None
     if _code is not None and _code.co_argcount + _code.co_kwonlyargcount > 1:
         setattr(Tensor, _name, normalized(_method))
+setattr(autograd, "Variable", Tensor)  # noqa: B010  torch's older name
 Tensor.requires_grad_ = normalized(TensorBase.requires_grad_)  # type: ignore[method-assign]

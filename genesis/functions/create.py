@@ -105,6 +105,25 @@ def from_numpy(values: np.ndarray) -> Tensor:
     return _wrap(arrays.from_numpy(values))
 
 
+@public(method=False)
+def frombuffer(
+    buffer: bytes | bytearray | memoryview,
+    *,
+    dtype: DTypeLike,
+    count: int = -1,
+    offset: int = 0,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a vector over the memory of a buffer, such as bytes; read-only memory is copied."""
+    if count == 0:
+        raise ShapeError("frombuffer: count is 0", next="pass a positive count, or leave it out")
+    try:
+        values = np.frombuffer(buffer, as_dtype(dtype).numpy, count, offset)
+    except ValueError as error:
+        raise ShapeError(f"frombuffer: {error}") from None
+    return from_numpy(values).requires_grad_(requires_grad)
+
+
 # --- Filled -----------------------------------------------------------------------------------------------------------
 
 

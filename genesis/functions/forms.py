@@ -65,12 +65,12 @@ IN_PLACE_VIEWS = ("as_strided", "squeeze", "swapaxes", "t", "transpose", "unsque
 
 # In-place methods that torch also has as functions.
 IN_PLACE_FUNCTIONS = (
-    "abs", "acos", "acosh", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "asin", "asinh", "atan",
-    "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "deg2rad", "erf", "erfc", "exp", "exp2",
-    "expm1", "fill", "fix", "floor", "frac", "gcd", "lcm", "ldexp", "log", "log10", "log1p", "log2", "logit",
-    "nan_to_num", "neg", "negative", "rad2deg", "reciprocal", "relu", "resize_as", "round", "rsqrt", "sgn", "sigmoid",
-    "sin", "sinc",
-    "sinh", "sqrt", "square", "tan", "tanh", "trunc", "xlogy", "zero",
+    "abs", "acos", "acosh", "addmv", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh",
+    "asin", "asinh", "atan", "atanh", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "cos", "cosh", "deg2rad",
+    "erf", "erfc", "exp", "exp2", "expm1", "fill", "fix", "floor", "frac", "gcd", "index_put", "lcm", "ldexp", "log",
+    "log10", "log1p", "log2", "logit", "nan_to_num", "neg", "negative", "rad2deg", "reciprocal", "relu", "resize_as",
+    "round", "rsqrt", "sgn", "sigmoid", "sin", "sinc", "sinh", "sqrt", "square", "tan", "tanh", "trunc", "xlogy",
+    "zero",
 )  # fmt: skip
 
 

@@ -484,6 +484,10 @@ class Methods:
         """Return the inverses of square matrices. Raises LinAlgError for a singular one."""
     def is_complex(self) -> bool:
         """Return whether a tensor is complex, as results of `polar` and `view_as_complex` are."""
+    def is_conj(self) -> bool:
+        """Return False: conjugates are always computed."""
+    def is_neg(self) -> bool:
+        """Return False: negatives are always computed."""
     def is_nonzero(self) -> bool:
         """Return whether the only element is not 0. Raises ShapeError unless there is just one."""
     def is_same_size(self, other: Tensor) -> bool:

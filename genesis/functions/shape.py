@@ -86,7 +86,8 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 @public
 def ravel(x: Tensor) -> Tensor:
     """Return all elements in one dimension, in row-major order."""
-    return reshape(contiguous(x), -1) if array_of(x, "ravel").size else reshape(x, 0)
+    array = array_of(x, "ravel")
+    return reshape(x if array.is_contiguous else contiguous(x), -1) if array.size else reshape(x, 0)
 
 
 @public

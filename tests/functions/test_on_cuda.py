@@ -73,12 +73,12 @@ NO_CALL = {
     "einsum", "eye", "full", "ones", "rand", "randn", "randperm", "zeros", "randint", "arange", "linspace", "normal",
     "tensor", "as_tensor", "logspace", "range", "scalar_tensor", "empty_strided", "tril_indices", "triu_indices",
     "as_strided_scatter", "bilinear", "conv_transpose1d", "cosine_embedding_loss", "lu_solve", "orgqr",
-    "nonzero_static", "empty_permuted", "polygamma", "multi_head_attention_forward",
+    "nonzero_static", "empty_permuted", "polygamma", "multi_head_attention_forward", "frombuffer",
 }  # fmt: skip
 # With more operands than the calls here have; each is one op, which the op suite runs on both devices.
 FUSED = {
     "attention", "attention_packed", "layer_norm", "linear_cross_entropy", "norm_linear", "norm_mlp", "norm_rope",
-    "packed_linear", "rms_norm", "rope", "addmv", "baddbmm",
+    "linear_token_log_probs", "packed_linear", "rms_norm", "rope", "addmv", "baddbmm",
 }  # fmt: skip
 
 
