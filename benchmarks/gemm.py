@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.results import columns, rows_table, write_report
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
@@ -327,6 +328,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--json", type=Path, help="write one line a matmul")
+    parser.add_argument("--out", type=Path, help="write a report")
     asked = parser.parse_args()
     import torch
 
@@ -344,11 +346,23 @@ def main() -> None:
         if asked.json:
             asked.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(f"{len(rows)} of {len(products)} matmuls in {time.monotonic() - start:.0f} s, {torch.cuda.get_device_name()}")
-    report(rows, ("genesis", "one chain", "best"))
+    report(rows, ("genesis", "one chain", "best"), asked.out)
 
 
-def report(rows: Sequence[dict[str, Any]], names: Iterable[str]) -> None:
-    """Print torch's time over Genesis's: median, worst and how many are below 0.9, of each kind."""
+COLUMNS = columns(
+    call=("call", "text", "The choice, the choice that splits no sum, or the fastest candidate."),
+    kind=("operands", "text", "Their type, and whether there are several matrices."),
+    count=("matmuls", "count", "How many were drawn."),
+    median=("median", "ratio", "Torch's time over Genesis's."),
+    worst=("worst", "ratio", "The same, of the slowest matmul beside torch."),
+    low=("below 0.9", "count", "Matmuls with a lower ratio."),
+    lowest=("below 0.75", "count", "Matmuls with a lower ratio."),
+    of=("worst of all", "text", "The slowest matmul beside torch."),
+)
+
+
+def report(rows: Sequence[dict[str, Any]], names: Iterable[str], out: Path | None) -> None:
+    """Print, and write, torch's time over Genesis's: median, worst and how many are low, of each kind."""
     for row in rows:
         if tiles := [us for name, us in row["us"].items() if name.count(",") > 3]:
             row["us"]["best"] = min(*tiles, row["us"]["genesis"])
@@ -356,6 +370,7 @@ def report(rows: Sequence[dict[str, Any]], names: Iterable[str]) -> None:
         wrong = {name: e for name, e in row["errors"].items() if isinstance(e, str) or not e < MOST_ERROR}
         for name, error in wrong.items():
             print("wrong:", Matmul(*(row[each] for each in Matmul._fields)), name, error)
+    lines = []
     for name, kind, is_batched in itertools.product(names, KINDS, (False, True)):
         found = sorted(
             (row["us"]["torch"] / row["us"][name], str(Matmul(*(row[each] for each in Matmul._fields))))
@@ -364,12 +379,11 @@ def report(rows: Sequence[dict[str, Any]], names: Iterable[str]) -> None:
         )
         if found:
             ratios = [ratio for ratio, _ in found]
-            below = ", ".join(f"{sum(ratio < least for ratio in ratios)} below {least}" for least in (0.9, 0.75))
-            form = "batched" if is_batched else "single"
-            print(
-                f"{name:10} {kind:8} {form:8} n {len(ratios):3}  median {median(ratios):.3f}  worst {ratios[0]:.3f} "
-                f"({found[0][1]}), {below}"
-            )
+            line = {"call": name, "kind": f"{kind}{' batched' * is_batched}", "count": len(ratios)}
+            low = {"low": sum(ratio < 0.9 for ratio in ratios), "lowest": sum(ratio < 0.75 for ratio in ratios)}
+            lines.append({**line, "median": median(ratios), "worst": ratios[0], **low, "of": found[0][1]})
+    title = f"{len(rows)} matmuls, torch's time / Genesis's"
+    write_report(out, "gpu-matmuls", CUDA, [rows_table("matmuls", title, COLUMNS, lines)])
 
 
 if __name__ == "__main__":
