@@ -75,6 +75,9 @@ def _as_rows(
     return x.flatten(-count), [None if each is None else each.flatten() for each in affine]
 
 
+_EPS32, _EPS64 = finfo(float32).eps, finfo(float64).eps
+
+
 def _filled(like: Tensor, value: float) -> Tensor:
     """Return the default of a weight or bias."""
     return zeros(like.shape[-1], dtype=like.dtype, device=like.device).fill_(value)  # type: ignore[no-any-return]
@@ -93,7 +96,7 @@ def rms_norm(
     rows, (weight,) = _as_rows("rms_norm", input, normalized_shape, weight)
     (rows,) = in_fp32(rows)
     if eps is None:
-        eps = finfo(float64 if rows.dtype is float64 else float32).eps
+        eps = _EPS64 if rows.dtype is float64 else _EPS32
     y = apply(norm_ops.rms_norm, rows, _filled(rows, 1) if weight is None else weight, eps=eps)[0]
     return y if y.shape == input.shape else y.reshape(input.shape)  # type: ignore[no-any-return]
 
