@@ -12,7 +12,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genesis.errors import DistributedError, InterruptedRun
-from genesis_cli.bench import bench, bench_model, bench_ops, demo
 from genesis_cli.chat import chat
 from genesis_cli.data import data
 from genesis_cli.env import env
@@ -22,7 +21,7 @@ from genesis_cli.eval import evaluate
 from genesis_cli.export import export
 from genesis_cli.generate import generate
 from genesis_cli.init import init
-from genesis_cli.profile import profile
+from genesis_cli.measured import bench, bench_model, bench_ops, demo, profile
 from genesis_cli.pull import pull
 from genesis_cli.recipes import recipes
 from genesis_cli.report import report, watch

@@ -129,11 +129,13 @@ def step_flops(config: ModelConfig, batch: int, length: int) -> int:
     return batch * length * (6 * parameter_count(config) + attention)
 
 
+@dataclass
 class RandomTokens:
     """Replaces a run's loader: batches of random tokens, in which each row is one document."""
 
-    def __init__(self, batch_size: int, seq_len: int, vocab_size: int) -> None:
-        self.batch_size, self.seq_len, self.vocab_size = batch_size, seq_len, vocab_size
+    batch_size: int
+    seq_len: int
+    vocab_size: int
 
     def batch(self, epoch: int, index: int) -> Batch:
         b, t = self.batch_size, self.seq_len
@@ -328,7 +330,8 @@ STEPS = [
     Column("ratio", "vs torch", "ratio", "torch's time / ours, in interleaved rounds.", "peer.ratio"),
     Column("ratio_band", "band of torch", "text", "Band of the ratio; noise if the rounds disagree.", "peer.band"),
     Column("peer_memory", "torch's memory", "bytes", "Peak memory of torch."),
-    Column("is_noisy", "note", "text", "noisy: the machine was not quiet.", "step.note"),
+    Column("is_noisy", "note", "text", "noisy: the machine was not quiet.",
+           lambda c: "noisy" if c.step.is_noisy else ""),
 ]  # fmt: skip
 MEMORY = [
     CASE,

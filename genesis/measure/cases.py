@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +66,8 @@ class Request:
         shape = self.shape if len(self.shape) != 1 else self.shape * max(len(self.letters), 1)
         first, last = self.shape[:1], self.shape[-1:]
         known: dict[str, Shape] = {"*": self.shape, "F": first, "L": last, "P": self.shape[:-1], "T": self.shape[1:]}
-        known |= {"S": (numel(self.shape),), "H": tuple(n // 2 for n in last), "o": (1,), "r": (RANK,)}
+        count = numel(self.shape)
+        known |= {"S": (count,), "E": (count + 1,), "H": tuple(n // 2 for n in last), "o": (1,), "r": (RANK,)}
         return known | {letter: (n,) for letter, n in zip(self.letters, shape, strict=False)}
 
     def size(self, name: str) -> int:
@@ -118,7 +119,7 @@ def call(operands: str, **attrs: Any) -> Make:
     A number stands for itself and "-" for None. A number before a letter multiplies its size.
 
     Dimensions: a letter of the kind; * the whole shape; F, L its first and its last size; T, P all sizes but the first
-    and all but the last; H half of the last size; S the number of elements; o 1; r `RANK`.
+    and all but the last; H half of the last size; S the number of elements, E one more; o 1; r `RANK`.
 
     Values are uniform in [-1, 1), or: + in [0.5, 2); ? in [0, 1); ^ in [1, 2); w as small as a model's weights; p a
     permutation; #X integers below X; <X the integer X - 1; % at most 64 distinct numbers. A name in `DTYPES` sets the
@@ -183,9 +184,9 @@ def backward_of(make: Make, r: Request) -> Arguments:
         if op is r.op:
             recorded.append((inputs, attrs))
 
-    passes = passes_of(forward, *make(replace(r, op=forward)))
+    _, backward = passes_of(forward, *make(replace(r, op=forward)))
     with observe(note):
-        passes.backward()
+        backward()
     if not recorded:
         raise UsageError(f"the gradient of {forward.name} needs no {r.op.name} for these inputs", where="--op")
     return recorded[0]
@@ -272,10 +273,7 @@ ANY = {
     "bincount": call("S:#64", size=64),
     "total_norm": call("*", ord=2.0),
     "clip_factor": call("4o:f32 :f32 *", max_norm=1.0),
-    "clip_factor_of_ranks": lambda r: (
-        (r.operand("4o:f32"), r.array((r.size("S") + 1,), "f64+")),
-        {"losses": 1, "max_norm": 1.0},
-    ),
+    "clip_factor_of_ranks": call("4o:f32 E:f64+", losses=1, max_norm=1.0),
     "square_spans": call("S", of=lambda r: numel(r.shape)),
     "stochastic_round": call("*", dtype=bfloat16, **DRAWN),
     "join_master": call("*:bf16 *:i16"),
@@ -478,10 +476,7 @@ def choices(
 
 
 def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: Device) -> Case:
-    """The op called `name` with its inputs; `axes` is None for all, the dtype for the first of float32, int32 and bool.
-
-    Raises UsageError: it does not accept this shape, axis or dtype, or the device lacks a feature that it needs.
-    """
+    """The op called `name` with its inputs, by default of the first of float32, int32 and bool. Raises UsageError."""
     op, kind = op_named(name)
     if kind.letters and len(shape) not in {text.count(",") + 1 for text in kind.sizes.split()}:
         raise UsageError(f"{name} takes the shape {kind.form}; got {','.join(map(str, shape))}", where="--shape")
@@ -509,15 +504,8 @@ def label_of(name: str, shape: Shape, axes: Axes) -> str:
     return f"{label} over {axis}" if op_named(name)[1].axes else label
 
 
-class Passes(NamedTuple):
-    """The passes of a call: forward records a new call each time, backward runs through one recorded call."""
-
-    forward: Callable[[], Any]
-    backward: Callable[[], object]
-
-
-def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> Passes:
-    """Record a call once and return its passes. Raises UsageError: the result has no gradient."""
+def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], object]]:
+    """Record a call, and return a function that records it anew and one that runs its backward pass; or UsageError."""
     tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in inputs]
     leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
     forward = functools.partial(apply, op, *tensors, **attrs)
@@ -528,4 +516,4 @@ def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> Passes:
         what = f"{op.name} of these inputs has no gradient"
         raise UsageError(what, where="--backward", next="choose a float dtype, or leave --backward out")
     arriving = [TensorBase.wrap(t.array) for t in outputs]  # any values take the same time
-    return Passes(forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True))
+    return forward, lambda: grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)

@@ -1,8 +1,7 @@
 """Finds what limits a call, by counters and by experiments that change one thing at a time.
 
 A CUDA graph removes launches, contiguous operands remove strided reads, smaller inputs leave the fixed cost or fit into
-a cache, a single thread shows whether more threads help, and more rows show idle SMs. `share` is the part of the time
-that depends on the changed thing. Only a measurement names an issue; a low share of a limit does not.
+a cache, a single thread shows whether more threads help, and more rows show idle SMs. Measurements alone name issues.
 """
 
 from __future__ import annotations
@@ -128,11 +127,7 @@ class Examined:
         return wall if self.gpu is None else self.gpu_of(call, wall) or wall
 
     def ratio(self, call: Call, base: Call | None = None, clock: Callable[[Call], float] | None = None) -> float | None:
-        """The time of a call divided by the time of `base` (by default the subject's call).
-
-        Each time is the shortest of interleaved rounds. On the CPU, calls run in one thread unless a clock is given.
-        Returns None if a call fails, or if the two shortest times of either call disagree.
-        """
+        """The time of a call / that of `base`, the shortest of interleaved rounds; None if it fails or is noisy."""
         times: tuple[list[float], list[float]] = ([], [])
         alone = self.subject.device == CPU and clock is None
         try:

@@ -56,13 +56,9 @@ WAYS = [
     Column("rate", "rate", "byte/s", "Bytes read and written a second."),
     Column("share", "of a copy", "share", "The rate as a share of a copy's."),
     Column("peak", "peak memory", "bytes", "Peak memory in addition to the inputs."),
-    Column("note", "note", "text", "Whether the time is noisy.", "time.note"),
+    Column("note", "note", "text", "Whether the time is noisy.", lambda w: "noisy" if w["time"].is_noisy else ""),
 ]
-PASSES = [
-    Column("op", "pass", "text", "The op."),
-    Column("read", "read", "bytes", "Bytes of its operands."),
-    Column("written", "written", "bytes", "Bytes of its result."),
-]
+PASSES = [Column("op", "pass", "text", "The op."), *WAYS[2:4]]
 
 
 def compare(ways: dict[str, Callable[[], Any]], setting: Setting, tolerance: float | None = 1e-4) -> list[Way]:
@@ -95,8 +91,7 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
     rate = (read + written) / time.seconds
     return {
         "name": name, "ops": len(passes), "read": read, "written": written, "wall": wall, "gpu": gpu, "rate": rate,
-        "share": rate / copy_rate(device), "peak": peak_bytes(call, device),
-        "passes": passes, "time": time,
+        "share": rate / copy_rate(device), "peak": peak_bytes(call, device), "passes": passes, "time": time,
     }  # fmt: skip
 
 

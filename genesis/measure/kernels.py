@@ -173,10 +173,7 @@ def code_of(
     axes: Sequence[Axes] = (),
     backward: bool = False,
 ) -> Iterator[str]:
-    """Yield the code of each kernel that an op's first case launches, below a comment; with its backward pass if asked.
-
-    `stage` is one of `STAGES`, or "choice" for the candidates of GEMM tiles. Raises UsageError, DeviceError.
-    """
+    """Yield the code of each kernel that an op's first case launches, or its choice of tiles. Raises UsageError."""
     from genesis.backend.cuda.compile import compiled, dependent
     from genesis.backend.cuda.simulated import fake_device
     from genesis.custom.cuda_source import SourceKernel
@@ -190,7 +187,7 @@ def code_of(
     driver.launched.clear()  # forget the launches that built the inputs
     tiles.chosen.clear()
     if backward:
-        passes_of(case.op, case.inputs, case.attrs).backward()
+        passes_of(case.op, case.inputs, case.attrs)[1]()
     else:
         execute(case.op, case.inputs, dict(case.attrs))
     if stage == CHOICE:

@@ -127,10 +127,7 @@ def profile_op(
     axes: Sequence[Axes] = (),
     settings: Settings | None = None,
 ) -> Iterator[Measured | Failure]:
-    """Measure the cases of an op in order; `choices` and `make_case` describe them and their errors.
-
-    A case that fails yields a `Failure`, and the next case follows.
-    """
+    """Measure the cases of an op in order, as `choices` and `make_case` describe; one that fails yields a `Failure`."""
     settings = settings or Settings()
     if settings.backward and op_named(name)[0].vjp is None:
         raise UsageError(f"{name} has no gradient", where="--backward", next="leave --backward out")
@@ -164,25 +161,22 @@ def profile_case(case: Case, limits: Limits, settings: Settings) -> Measured:
         dispatch = stages_of(case, plan) if settings.stages and device != CPU else {}
         subject = Subject(case.call, device, partial(scaled, case, limits), case.shape[0] if case.shape else 0)
         finding = causes.examine(subject, limits, plan) if settings.causes else None
-        peer: Ratio | str | None = None
-        if settings.peer is not None:
-            peer = versus(case, settings.peer, plan, outputs[0].shape if outputs else ())
-        if isinstance(peer, str):
-            notes.append(peer)
-            peer = None
+        shape = outputs[0].shape if outputs else ()
+        peer = None if settings.peer is None else versus(case, settings.peer, plan, shape)
+        notes += [peer] if isinstance(peer, str) else []
     backward = None
     if settings.backward:
-        passes = passes_of(case.op, case.inputs, case.attrs)
+        forward, back = passes_of(case.op, case.inputs, case.attrs)
         with enable_grad():
-            recorded = measure(of_wall(passes.forward, wait_for(device)), plan)
-        backward = Backward(recorded, recorded.seconds - wall.seconds, *times(passes.backward))
+            recorded = measure(of_wall(forward, wait_for(device)), plan)
+        backward = Backward(recorded, recorded.seconds - wall.seconds, *times(back))
         if backward.recording > wall.seconds and not wall.is_noisy and not recorded.is_noisy:
             evidence = "recording for backward takes longer than the call itself"
             advice = "use no_grad() where no gradient is needed, or one fused op instead of several"
             finding = Finding("host", backward.recording / recorded.seconds, evidence, advice)
     cost = case.op.cost(case.inputs, outputs, case.attrs)
-    work = cost.flops, cost.bytes, peak
-    return Measured(case, limits, wall, gpu, *work, launches, dispatch, backward, peer, finding, tuple(notes))
+    work, ratio = (cost.flops, cost.bytes, peak), None if isinstance(peer, str) else peer
+    return Measured(case, limits, wall, gpu, *work, launches, dispatch, backward, ratio, finding, tuple(notes))
 
 
 def scaled(case: Case, limits: Limits, factor: float) -> tuple[Call, float] | None:
@@ -253,12 +247,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("advice", "next", "text", "A change that helps.", "finding.advice"),
     Column("noise", "noise", "text", "noisy: the machine was not quiet.", lambda m: "noisy" if m.is_noisy else ""),
 )  # fmt: skip
-BRIEF = ["case", "wall", "wall_half_width", "gpu", "backward", "share", "band", "ratio", "ratio_band", "issue", "noise"]
-
-
-def brief() -> list[Column]:
-    """The columns; those that do not fit on a terminal's line are hidden."""
-    return [replace(each, hidden=each.key not in BRIEF) for each in COLUMNS]
+SHOWN = ["case", "wall", "wall_half_width", "gpu", "backward", "share", "band", "ratio", "ratio_band", "issue", "noise"]
+BRIEF = tuple(replace(each, hidden=each.key not in SHOWN) for each in COLUMNS)  # fits on a terminal's line
 
 
 def tables_of(measured: Sequence[Measured]) -> list[Table]:
@@ -269,7 +259,7 @@ def tables_of(measured: Sequence[Measured]) -> list[Table]:
     one = len(measured) == 1
     title = f"{measured[0].case.name}, {measured[0].case.dtype.name}"
     notes = dict.fromkeys(note for each in measured for note in each.notes)
-    ops = Table("ops", "" if one else title, COLUMNS if one else brief(), measured, listed=one, notes=notes)
+    ops = Table("ops", "" if one else title, COLUMNS if one else BRIEF, measured, listed=one, notes=notes)
     rows = [(m.name, "forward", each) for m in measured for each in m.launches]
     rows += [(m.name, "backward", each) for m in measured if m.backward for each in m.backward.launches]
     found = [Table("limits", "measured now", LIMITS, limits.values()), ops]

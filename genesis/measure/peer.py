@@ -114,10 +114,7 @@ class Child:
 
 @contextmanager
 def started(work: str, device: Device, python: str | None = None) -> Iterator[Child]:
-    """torch's process inside the block: for "ops" or "steps", with the interpreter `python`, or this one.
-
-    Raises UsageError: the interpreter does not exist, or the device is simulated. DeviceError: torch is missing.
-    """
+    """torch's process inside the block, by the interpreter `python` or this one. Raises UsageError or DeviceError."""
     if device != CPU and not has_gpu_time(device):
         raise UsageError("Triton's interpreter cannot be compared", where="--vs", next="use --device cpu")
     settings = {"work": work, "device": str(device), "threads": threads() if device == CPU else None}
@@ -140,10 +137,7 @@ def started(work: str, device: Device, python: str | None = None) -> Iterator[Ch
 
 
 def versus(case: Case, child: Child, plan: Plan, shape: tuple[int, ...]) -> Ratio | str:
-    """An op against torch's, or why it was not compared; `shape` is the one of our (first) result.
-
-    Replays of CUDA graphs are compared on a GPU, and eager calls elsewhere. Each library gets half of the plan's time.
-    """
+    """An op against torch's, in graphs on a GPU, or why it was not compared; `shape` is that of our first result."""
     if not case.op.torch and case.op.name not in CALLS:
         return f"torch has nothing like {case.op.name}"
     on_gpu, each = has_gpu_time(case.device), replace(plan, seconds=plan.seconds / (2 * ROUNDS), warm_up=0.0)

@@ -157,8 +157,6 @@ class Recorder:
         frame.end = time.perf_counter()
         self.frames.append(frame)
 
-    # The context managers below also decorate functions: each call is then a frame.
-
     @contextmanager
     def frame(self, level: Level, name: str, **more: str) -> Iterator[None]:
         depth = self._push(level, name, **more)

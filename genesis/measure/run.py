@@ -182,7 +182,7 @@ class Sums:
 
     def tables(self) -> dict[str, Rows]:
         kernels = [kernel for step in self.steps for kernel in step.own_kernels]
-        here, waits = os.getcwd() + os.sep, [wait for step in self.steps for wait in step.waits]
+        here, waits = os.getcwd() + os.sep, [f for step in self.steps for f in step.frames if f.level == "wait"]
         lines = [((wait.name, wait.lines[0].removeprefix(here)), wait.end - wait.start, 0.0, 1) for wait in waits]
         timed = self.rows([((kernel.op, kernel.name), kernel.seconds, 0.0, 1) for kernel in kernels], "op", "kernel")
         return {

@@ -11,9 +11,11 @@ import itertools
 import threading
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from genesis.backend import CPU, Device, backend_for
@@ -48,10 +50,7 @@ class Kernel(NamedTuple):
 
 
 class Marks:
-    """Records events around launches while `watching` is entered; graphs captured meanwhile keep theirs.
-
-    `current` returns the host's innermost frame; `keeps_graphs` says that these graphs are replayed later.
-    """
+    """Records events around launches while `watching` is entered; graphs captured meanwhile keep theirs."""
 
     def __init__(self, backend: Any, current: Callable[[], Frame], keeps_graphs: bool) -> None:
         self.backend, self._current = backend, current
@@ -181,33 +180,6 @@ class Track(NamedTuple):
     changes: Sequence[Change]
 
 
-class MemoryWatch:
-    """Records a pool's allocations and frees while `watching` is entered, with the host's innermost frame."""
-
-    def __init__(self, device: Device, current: Callable[[], Frame]) -> None:
-        self._current, self._device = current, device
-        self._pool: Any = pool if device == CPU else cuda_backend(device).pool
-        self.begin()
-
-    def begin(self) -> None:
-        self._changes: list[tuple[float, int, Frame | None]] = [(time.perf_counter(), self._pool.allocated, None)]
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        def watch(address: int, nbytes: int) -> None:
-            self._changes.append((time.perf_counter(), nbytes, self._current()))
-
-        self._pool.watch = watch
-        try:
-            yield
-        finally:
-            self._pool.watch = None
-
-    def track(self) -> Track:
-        totals = itertools.accumulate(nbytes for _, nbytes, _ in self._changes)
-        return Track(self._device, [Change(*each, total) for each, total in zip(self._changes, totals, strict=True)])
-
-
 @dataclass(frozen=True)
 class Recording:
     """A stretch of time; moments are seconds of `time.perf_counter`."""
@@ -223,11 +195,6 @@ class Recording:
     @property
     def seconds(self) -> float:
         return self.end - self.start
-
-    @property
-    def waits(self) -> list[Frame]:
-        """Calls in which the host waited for the GPU or read values; `lines` has the file:line that caused each."""
-        return [frame for frame in self.frames if frame.level == "wait"]
 
     @property
     def own_kernels(self) -> list[Kernel]:
@@ -246,13 +213,7 @@ WAITS = {
 
 
 class Session:
-    """Makes recordings while `watching` is entered.
-
-    Args:
-        device: its waits are recorded, and on a GPU its kernels.
-        memory: devices whose memory is followed.
-        keeps_graphs: whether graphs captured under watch are replayed later.
-    """
+    """Makes recordings while `watching` is entered: of a device's waits and kernels, and the memory of devices."""
 
     def __init__(
         self, recorder: Recorder, device: Device, memory: Sequence[Device] = (), keeps_graphs: bool = False
@@ -261,8 +222,9 @@ class Session:
         self._backend: Any = backend_for(device)
         self._wait, self._marked = wait_for(device), 0.0
         self._marks = None if device == CPU else Marks(self._backend, recorder.current, keeps_graphs)
-        self._memory = [MemoryWatch(each, recorder.current) for each in memory]
-        self._watches: list[Any] = [*filter(None, [self._marks]), recorder, *self._memory]
+        self._watches: list[Any] = [*filter(None, [self._marks]), recorder]
+        self._pools: dict[Device, Any] = {each: pool if each == CPU else cuda_backend(each).pool for each in memory}
+        self._changes = defaultdict[Device, list[tuple[float, int, Frame | None]]](list)
         self._waiting = threading.local()  # has `inside` while a thread's wait is recorded
 
     @contextmanager
@@ -270,6 +232,9 @@ class Session:
         with ExitStack() as stack:
             for each in self._watches:
                 stack.enter_context(each.watching())
+            for device, each in self._pools.items():
+                each.watch = partial(self._changed, device)
+                stack.callback(setattr, each, "watch", None)
             stack.enter_context(decorated(self._backend, to_numpy=self._waits_in("values read on the host")))
             if self._marks is not None:
                 driver = self._backend.driver
@@ -285,7 +250,13 @@ class Session:
         self._marked = time.perf_counter()
         for each in self._watches:
             each.begin()
+        self._changes.clear()
+        for device, each in self._pools.items():
+            self._changes[device].append((time.perf_counter(), each.allocated, None))
         self.started = time.perf_counter()
+
+    def _changed(self, device: Device, address: int, nbytes: int) -> None:
+        self._changes[device].append((time.perf_counter(), nbytes, self.recorder.current()))
 
     def end(self) -> Recording:
         """The recording since `begin`, as soon as the device is idle."""
@@ -293,8 +264,11 @@ class Session:
         self._wait()
         end, frames = time.perf_counter(), self.recorder.end()
         kernels = [] if self._marks is None else self._marks.kernels()
-        watched = [each.track() for each in self._memory]
-        return Recording(self.started, launched, end, frames, kernels, self._marked, watched)
+        tracks = []
+        for device, changes in self._changes.items():
+            totals = itertools.accumulate(nbytes for _, nbytes, _ in changes)
+            tracks.append(Track(device, [Change(*each, total) for each, total in zip(changes, totals, strict=True)]))
+        return Recording(self.started, launched, end, frames, kernels, self._marked, tracks)
 
     @contextmanager
     def _waits_in(self, what: str) -> Iterator[None]:
@@ -321,16 +295,13 @@ def peak_bytes(call: Callable[[], object], device: Device) -> int:
         backend.pool.reset_peak()
         before = backend.pool.allocated
         call()
-        return backend.pool.max_allocated - before
+        return int(backend.pool.max_allocated - before)
     pool.trim()  # only fresh memory is traced
-    was_tracing = tracemalloc.is_tracing()
-    if not was_tracing:
-        tracemalloc.start()
+    tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
         call()
         return tracemalloc.get_traced_memory()[1] - before
     finally:
-        if not was_tracing:
-            tracemalloc.stop()
+        tracemalloc.stop()

@@ -24,7 +24,7 @@ from genesis.measure import op as measuring
 from genesis.measure.cases import ALIASES, CATEGORIES, KINDS, SIZES, Axes, label_of, op_named, supported
 from genesis.measure.causes import CACHED, ISSUES
 from genesis.measure.limits import COLUMNS as LIMITS
-from genesis.measure.op import BANDS, COLUMNS, Measured, Settings, brief
+from genesis.measure.op import BANDS, BRIEF, COLUMNS, Measured, Settings
 from genesis.measure.record import Column, Failure, Report, Table, to_markdown
 from genesis.measure.timing import Plan
 from genesis.shapes import Shape
@@ -116,17 +116,12 @@ def measure_all(
     return found
 
 
-def share_of(m: Measured) -> float:
-    """Share of the limit that binds."""
-    return m.share
-
-
 class Group:
     """Cases that a row sums up, such as those of a size."""
 
     def __init__(self, name: str, cases: Sequence[Measured]) -> None:
         self.name, self.cases = name, cases
-        self.loaded = sorted((m for m in cases if m.is_loaded), key=share_of)
+        self.loaded = sorted((m for m in cases if m.is_loaded), key=lambda m: m.share)
         self.worst, self.best = [*self.loaded[:1], None][0], [None, *self.loaded][-1]
         self.peers = [m.peer for m in cases if m.peer is not None]
         self.ratios = [peer.ratio for peer in self.peers if not peer.is_noisy]
@@ -192,11 +187,11 @@ def tables_of(results: Results) -> list[Table]:
         Table("sizes", "by size class", [name, *GROUPS], sizes),
         Table("categories", "by category", categories, groups(CATEGORIES, lambda m: m.case.category)),
         Table("issues", "by primary issue", PER_ISSUE, groups(ISSUES, lambda m: m.finding and m.finding.issue)),
-        Table("worst", "farthest from the limit", brief(), [m for m in loaded if m.share < TARGET][:RANKED]),
-        Table("best", "nearest to the limit", brief(), best[:RANKED]),
-        Table("slower", "slower than torch", brief(), [m for *_, m in sorted(slower)[:RANKED]]),
+        Table("worst", "farthest from the limit", BRIEF, [m for m in loaded if m.share < TARGET][:RANKED]),
+        Table("best", "nearest to the limit", BRIEF, best[:RANKED]),
+        Table("slower", "slower than torch", BRIEF, [m for *_, m in sorted(slower)[:RANKED]]),
         Table("skipped", "", SKIPPED, results.skipped, most=RANKED),
-        Table("ops", "all cases", brief(), cases, notes=dict.fromkeys(note for m in cases for note in m.notes)),
+        Table("ops", "all cases", BRIEF, cases, notes=dict.fromkeys(note for m in cases for note in m.notes)),
     ]
     return [each for each in tables if each.rows]
 

@@ -2,7 +2,6 @@
 
 Samples are added until the median is precise or the time is over. The median's confidence interval is the one of order
 statistics, which assumes nothing about how times are distributed (Hahn & Meeker, Statistical Intervals, 1991, 5.2).
-Outliers, such as an interrupt, are far from the median in median absolute deviations.
 """
 
 from __future__ import annotations
@@ -51,10 +50,6 @@ class Timing(NamedTuple):
     calls: int  # number of calls in each sample
     outliers: int  # number of samples left out
     is_noisy: bool  # the precision was not reached, the spread is large, or outliers are many
-
-    @property
-    def note(self) -> str:
-        return "noisy" if self.is_noisy else ""
 
 
 def measure(sample: Sampler, plan: Plan | None = None) -> Timing:

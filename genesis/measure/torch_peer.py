@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 WALL_SAMPLE, MOST_CALLS = 1e-3, 1000  # least seconds of a sample by the wall; calls in it at most
@@ -33,9 +34,7 @@ Call = Callable[..., Any]  # f(torch, attributes, *inputs)
 
 def _named(t: Any, path: str, a: dict[str, Any]) -> Call:
     """The function at `path`, such as "torch.nn.functional.silu", on the same operands and dimensions."""
-    function = t
-    for name in path.split(".")[1:]:
-        function = getattr(function, name)
+    function = attrgetter(path.partition(".")[2])(t)
     dims = [a[name] for name in ("axes", "axis", "dim") if a.get(name) is not None]
     return lambda t, a, *x: function(*x, *dims)
 
@@ -46,9 +45,8 @@ def _attention(t: Any, a: dict[str, Any], q: Any, k: Any, v: Any) -> Any:
     return call(*heads, is_causal=True, scale=a["scale"]).transpose(1, 2)
 
 
-def _rotated(t: Any, a: dict[str, Any], x: Any, cos: Any, sin: Any) -> Any:
+def _rotated(t: Any, x: Any, cos: Any, sin: Any) -> Any:
     first, second = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
     return t.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
 
@@ -77,7 +75,7 @@ CALLS: dict[str, Call] = {
     "layer_norm": lambda t, a, x, w, b: t.nn.functional.layer_norm(x, w.shape, w, b, a["eps"]),
     "attention": _attention,
     "attention_packed": lambda t, a, x: _attention(t, a, *x.chunk(3, 2)),
-    "rope": _rotated,
+    "rope": lambda t, a, x, cos, sin: _rotated(t, x, cos[:, None], sin[:, None]),
     "swiglu": lambda t, a, gate, up: t.nn.functional.silu(gate) * up,
     "cross_entropy": lambda t, a, *x: t.nn.functional.cross_entropy(*x, reduction="none"),
     "linear_cross_entropy": _head_loss,
@@ -85,10 +83,7 @@ CALLS: dict[str, Call] = {
 
 
 class Op:
-    """A job: an op on inputs like Genesis's, timed in replays of a CUDA graph or in eager calls.
-
-    `path` is torch's name of the op, where it is not in `CALLS`; `facts` has the shape of the (first) result.
-    """
+    """A job: an op, by its `path` in torch or `CALLS`, on inputs like Genesis's, in replays of a graph or eagerly."""
 
     peak = None
 
@@ -150,10 +145,7 @@ class Op:
 
 
 def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
-    """A model as an engineer would write it for torch.compile: one matmul for q, k and v, one for gate and up.
-
-    `raw` has sizes under Hugging Face's names; `qkv_bias` and `head_norms` add biases and norms to queries and keys.
-    """
+    """A model as an engineer would write it for torch.compile: one matmul for q, k and v, one for gate and up."""
     nn, functional = torch.nn, torch.nn.functional
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     keys, size, eps = raw["num_key_value_heads"], raw["head_dim"], raw["rms_norm_eps"]
@@ -161,10 +153,6 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
 
     def normed(x: Any, weight: Any) -> Any:
         return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps)
-
-    def rotated(x: Any, cos: Any, sin: Any) -> Any:
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
 
     class Layer(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
@@ -182,7 +170,7 @@ def lean_model(torch: Any, raw: dict[str, Any], length: int) -> Any:
             q, k, v = parts.split((heads, keys, keys), 1)
             if raw["head_norms"]:
                 q, k = normed(q, self.norms[2]), normed(k, self.norms[3])
-            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+            q, k = (_rotated(torch, each, cos, sin) for each in (q, k))
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             x = x + self.out(mixed.transpose(1, 2).reshape(rows, tokens, -1))
             gate, up = self.gate_up(normed(x, self.norms[1])).chunk(2, -1)

@@ -15,8 +15,7 @@ from genesis.errors import escape
 from genesis.measure.recorder import OUTSIDE, Frame, aggregated, divided
 from genesis.measure.session import Recording
 
-HOST, GPU = 1, 2  # processes, and the rows of steps and of the first stream, which readers show first
-THREADS, STREAMS = 10, 1000  # the first rows of threads and of other streams
+HOST, GPU = 1, 2  # processes; rows are numbered from 1000 times that
 Stack = tuple[str, ...]
 
 
@@ -27,20 +26,20 @@ def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, flo
     def nanoseconds(at: float) -> int:
         return max(0, round((at - begin) * 1e9))
 
-    spans: dict[tuple[int, int], list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)  # by process and row
-    for name, kind, (pid, tid), start, end, args in _spans(recordings, steps):
-        first, row = nanoseconds(start), spans[pid, tid]
-        if pid == GPU and row:
+    spans: dict[tuple[int, int, str], list[tuple[int, int, dict[str, Any]]]] = defaultdict(list)  # by `_spans`' row
+    for name, kind, key, start, end, args in _spans(recordings, steps):
+        first, row = nanoseconds(start), spans[key]
+        if key[0] == GPU and row:
             first = max(first, row[-1][1])  # kernels of a stream run one after the other
         row.append((first, max(first, nanoseconds(end)), {"name": name, "cat": kind, "args": args}))
     events: list[dict[str, Any]] = []
-    for pid, tid in sorted(spans):
-        place: dict[str, Any] = {"ph": "M", "pid": pid, "tid": tid}
+    for pid, number, title in sorted(spans):
+        place: dict[str, Any] = {"ph": "M", "pid": pid, "tid": 1000 * pid + number}
         if pid not in {event["pid"] for event in events}:
             events.append({"name": "process_name", **place, "args": {"name": "host" if pid == HOST else "GPU"}})
-        events.append({"name": "thread_name", **place, "args": {"name": _title(tid)}})
-        spans[pid, tid].reverse()  # of equal spans the outer one was recorded later, and comes first
-        for first, last, event in sorted(spans[pid, tid], key=lambda span: (span[0], -span[1])):
+        events.append({"name": "thread_name", **place, "args": {"name": title}})
+        row = spans[pid, number, title][::-1]  # of equal spans the outer one was recorded later, and comes first
+        for first, last, event in sorted(row, key=lambda span: (span[0], -span[1])):
             events.append({**event, **place, "ph": "X", "ts": first / 1e3, "dur": (last - first) / 1e3})
     for track in (track for each in recordings for track in each.tracks):
         counter = {"name": f"memory of {track.device}", "cat": "memory", "ph": "C", "pid": HOST}
@@ -49,17 +48,11 @@ def chrome_trace(recordings: Sequence[Recording], steps: Iterable[tuple[str, flo
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, separators=(",", ":"), allow_nan=False).encode()
 
 
-def _title(tid: int) -> str:
-    if tid >= STREAMS:
-        return f"stream {tid - STREAMS + 1}"
-    return {HOST: "steps", GPU: "kernels"}.get(tid, f"thread {tid - THREADS + 1}: phases, modules, ops")
-
-
 def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, float]]) -> Iterator[tuple[Any, ...]]:
-    """Name, kind, row, start and end in seconds, and arguments of each span."""
-    threads: dict[int, int] = {}  # rows by thread
+    """Name, kind, row (process, number, title), start and end in seconds, and arguments of each span."""
+    threads: dict[int, int] = {}  # numbers of rows, from 1
     for name, start, end in steps:
-        yield name, "step", (HOST, HOST), start, end, {}
+        yield name, "step", (HOST, 0, "steps"), start, end, {}
     for recording in recordings:
         for frame in recording.frames:
             args: dict[str, Any] = {"phase": frame.phase, "module": frame.module}
@@ -67,13 +60,15 @@ def _spans(recordings: Sequence[Recording], steps: Iterable[tuple[str, float, fl
                 args["shapes"] = frame.shapes[0]
             elif frame.level == "wait":
                 args["line"] = frame.lines[0]
-            row = HOST, threads.setdefault(frame.thread, THREADS + len(threads))
+            number = threads.setdefault(frame.thread, len(threads) + 1)
+            row = HOST, number, f"thread {number}: phases, modules, ops"
             yield frame.name, frame.level, row, max(frame.start, recording.start), frame.end, args
         for kernel in recording.kernels:
-            frame, row = kernel.frame, (GPU, STREAMS + kernel.stream if kernel.stream else GPU)
+            frame, title = kernel.frame, f"stream {kernel.stream + 1}" if kernel.stream else "kernels"
             args = {"op": kernel.op, "phase": frame.phase, "module": frame.module, "grid": kernel.grid}
             args["shapes"] = frame.shapes[0] + frame.shapes[1]
-            yield kernel.name, "kernel", row, *(recording.marked + at for at in (kernel.start, kernel.end)), args
+            start, end = (recording.marked + at for at in (kernel.start, kernel.end))
+            yield kernel.name, "kernel", (GPU, kernel.stream, title), start, end, args
 
 
 def stacks(recordings: Sequence[Recording], on_gpu: bool) -> dict[Stack, float]:

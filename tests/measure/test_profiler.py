@@ -19,12 +19,11 @@ from genesis import nn, profiler
 from genesis.backend import CPU, Device
 from genesis.cuda.graphs import FunctionGraph
 from genesis.errors import DeviceError, GenesisError, UsageError
-from genesis.measure.averages import EventList
 from genesis.measure.recorder import Recorder
 from genesis.nn.hooks import call_watches
 from genesis.op import _observers
 from genesis.optim import AdamW
-from genesis.profiler import ProfilerAction, ProfilerActivity, benchmark, profile, record_function, schedule
+from genesis.profiler import EventList, ProfilerAction, ProfilerActivity, benchmark, profile, record_function, schedule
 from genesis_models.registry import build
 from tests.cli.test_bench_model import RAW
 from tests.measure.test_trace import read
