@@ -27,7 +27,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_790, ("genesis/compiler/",)),
-    "core and nn": (28_020, ("genesis/",)),
+    "core and nn": (28_030, ("genesis/",)),
     "generation and serving": (
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_560, ("tests/",)),
+    "tests": (86_580, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
