@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis.array import Array
-from genesis.compiler.fuse import ROW_LIMIT
+from genesis.compiler.fuse import longest_row
 from genesis.op import registry
 from genesis.shapes import normalize_axes, numel
 
@@ -67,4 +67,5 @@ def decomposition(name: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> 
         return None
     axes = normalize_axes(attrs.get("axes", attrs.get("dim", -1)), x.ndim)
     is_trailing = tuple(axes) == tuple(range(x.ndim - len(axes), x.ndim))
-    return function if is_trailing and numel([x.shape[a] for a in axes]) <= ROW_LIMIT else None
+    columns = numel([x.shape[a] for a in axes])
+    return function if is_trailing and columns <= longest_row(x.size // columns) else None

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel
 
-ROW_LIMIT = 16384  # elements of a row that one program keeps in registers
+ROW_LIMIT = 16384  # elements of a row that one program keeps in registers; it passes several times over a longer one
+LOOP_LIMIT = 1 << 20  # elements of the longest row of one program
+LOOP_ROWS = 128  # with fewer long rows the ops' own kernels, which share a row, are faster
 REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape", "var", "any", "all", "count_nonzero"))
 PARTIAL = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape"))  # may end a group
 MAX_CALLS = 64  # of a group; registers are limited
@@ -29,6 +31,11 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
         pad = len(x.shape) - len(shape)
         return (*range(pad), *(i + pad for i, s in enumerate(shape) if s == 1 and x.shape[i + pad] != 1))
     return tuple(sorted(normalize_axes(call.attrs.get("axes"), len(x.shape))))
+
+
+def longest_row(rows: int) -> int:
+    """The most elements of a row that a kernel of so many rows takes."""
+    return LOOP_LIMIT if rows >= LOOP_ROWS else ROW_LIMIT
 
 
 def same_strides(a: Shape, b: Shape, shape: Shape) -> bool:
@@ -122,8 +129,9 @@ class Group:
         ndim = len(x.shape)
         split = ndim - len(axes)
         is_trailing = axes == tuple(range(split, ndim))
+        limit = ROW_LIMIT if self.partial else longest_row(numel(x.shape[:split]))
         columns = numel(x.shape[split:])
-        if is_trailing and self.split in (None, split) and columns <= ROW_LIMIT and not self._breaks_rows(split):
+        if is_trailing and self.split in (None, split) and columns <= limit and not self._breaks_rows(split):
             rows_only = numel(x.shape[:split])
             if rows_only > 1 or numel(x.shape) <= 4096:
                 self.split = split

@@ -23,11 +23,11 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl_of
 from genesis.backend.cuda.launch import launch
-from genesis.compiler.fuse import REDUCTIONS, Group, reduced_axes
+from genesis.compiler.fuse import REDUCTIONS, ROW_LIMIT, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
 from genesis.compiler.program import run_op
 from genesis.compiler.trace import Break, Fake, fake
-from genesis.dtypes import DType, bool_, float32, int64
+from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
 from genesis.kernels.pointwise import random
@@ -101,6 +101,7 @@ class GroupStep:
     stored: list[Value]
     strides: list[Shape]  # over the space: of what is stored, of the operands and of the indices
     tile: tuple[int, ...]  # R, C and the sizes of further pieces; or BLOCK, 0
+    tiles: int
 
     @property
     def calls(self) -> list[Call]:
@@ -125,13 +126,8 @@ class GroupStep:
 
     def programs(self, backend: Any) -> int:
         """The number of programs of a launch: with partial results, as many as run at once."""
-        group = self.group
-        if group.split is None:
-            tiles = -(-numel(group.space) // self.tile[0])
-        else:
-            tiles = -(-group.rows // self.tile[0]) * -(-group.columns // sum(self.tile[1:]))
-        resident = 32 // warps(self.tile)
-        return min(tiles, backend.persistent_programs(resident)) if group.partial else tiles
+        resident = backend.persistent_programs(32 // warps(self.tile))
+        return min(self.tiles, resident) if self.group.partial else self.tiles
 
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
         group, space, strides = self.group, self.group.space, self.strides
@@ -155,6 +151,7 @@ class GroupStep:
         )  # fmt: skip
 
 
+LOOP_TILE = 4096  # columns of a long row that a program holds at a time
 PIECES = ("", "_1", "_2")  # what the names of pieces of a row end with; the writer has $ in place of it
 
 
@@ -208,9 +205,14 @@ class _Writer:
         self.indices: list[Shape] = []
         # Without reductions a tile holds a part of the columns.
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
-        self.pieces = [0] if group.split is None or self.is_blocked else pieces_of(group.columns)
-        self.lines: list[str] = []
+        self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
+        self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
+        self.lines: list[tuple[int, str]] = []  # with the number of reductions that the line depends on, at most
+        self.level = 0  # of the call that is written
+        self.levels: dict[str, int] = {}  # of registers
+        self.sums: list[tuple[int, str, str]] = []  # of a looped row: level, start and step of a reduction
         self.after: list[str] = []
+        self.stores: list[str] = []  # of a looped row, in the last loop
         self.operands: list[Value] = []
         self.names: dict[Value, str] = {}  # registers of the group's values
         self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
@@ -269,7 +271,7 @@ class _Writer:
                 where, mask = "tl.full([1, 1], 0, tl.int32)", "None"
             register = f"x{name}{'$' if 'C' in shape else ''}"
             text = f"converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})"
-            self.lines.append(f"{register} = {text}  # {shape}")
+            self.lines.append((0, f"{register} = {text}  # {shape}"))
             self.loaded[key], self.shapes[register] = register, shape
         return self.loaded[key]
 
@@ -295,8 +297,8 @@ class _Writer:
             work = out.dtype
         if work is not kind or kind is bool_:
             text = f"converted({text}, {_word(kind)})"
-        self.lines.append(f"{name} = {text}  # {call.op.name}, {shape}")
-        self.names[out], self.shapes[name] = name, shape
+        self.emit(f"{name} = {text}  # {call.op.name}, {shape}")
+        self.names[out], self.shapes[name], self.levels[name] = name, shape, self.level
 
     def point(self, call: Call) -> None:
         """An elementwise call."""
@@ -327,7 +329,7 @@ class _Writer:
         name = f"{y}_inverse"
         if name not in self.shapes:
             divide = self.function(maths.divide, "divide")
-            self.lines.append(f"{name} = {divide}(tl.full({y}.shape, 1, tl.float32), {y})")
+            self.emit(f"{name} = {divide}(tl.full({y}.shape, 1, tl.float32), {y})", self.levels.get(y, 0))
             self.shapes[name] = self.shapes[y]
         return f"{x} * {name}"
 
@@ -400,9 +402,24 @@ class _Writer:
         text = f"tl.broadcast_to({text}, [R, C$])"
         return text if columns & (columns - 1) == 0 else f"tl.where(k$, {text}, {other})"
 
-    def over(self, text: str, join: str = "{} + {}") -> str:
-        """A value of the row, from the values of its pieces."""
-        return functools.reduce(join.format, [text.replace("$", end) for end in PIECES[: len(self.pieces)]])
+    def across(
+        self, value: str, neutral: str, work: DType, join: str = "{} + {}", form: str = "tl.sum({}, 1)"
+    ) -> str:  # fmt: skip
+        """A value of the row, reduced from its elements.
+
+        Args:
+            join: reduces two values.
+            form: reduces the columns of a tile.
+        """
+        value = self.masked(value, neutral)
+        if not self.is_looped:
+            pieces = [f"{form.format(value)}[:, None]".replace("$", end) for end in PIECES[: len(self.pieces)]]
+            return functools.reduce(join.format, pieces)
+        name = f"s{len(self.sums)}"
+        first = f"{name} = tl.full([R, C], {neutral}, {_word(work)})"
+        self.sums.append((self.level, first, f"{name} = {join.format(name, value)}"))
+        self.level += 1
+        return f"{form.format(name)}[:, None]"
 
     def reduction(self, call: Call) -> None:
         """A reduction over the columns of the tile."""
@@ -413,23 +430,20 @@ class _Writer:
             value = f"converted(converted({self.operand(x, call, work_type(x.dtype))}, tl.int1), tl.int64)"
         if op in ("amax", "amin"):
             combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
-            text = f"tl.reduce({self.masked(value, _extreme(work, op))}, 1, {combine})[:, None]"
-            text = self.over(text, combine + "({}, {})")
+            form = f"tl.reduce({{}}, 1, {combine})"
+            text = self.across(value, _extreme(work, op), work, combine + "({}, {})", form)
         elif op in ("any", "all"):
             name, other = ("max", "0") if op == "any" else ("min", "1")
-            text = self.over(
-                f"tl.{name}({self.masked(f'{value}.to(tl.int32)', other)}, 1)[:, None]", f"tl.{name}imum({{}}, {{}})"
-            )
-            text = f"{text} != 0"
-        elif op == "var":  # in two passes over registers
+            form = f"tl.{name}({{}}, 1)"
+            text = self.across(f"{value}.to(tl.int32)", other, int32, f"tl.{name}imum({{}}, {{}})", form) + " != 0"
+        elif op == "var":  # in two passes over the row
             name = f"v{len(self.names)}"
-            self.lines.append(f"{name}_sum = {self.over(f'tl.sum({self.masked(value, 0)}, 1)[:, None]')}")
-            self.lines.append(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
+            self.emit(f"{name}_sum = {self.across(value, '0', work)}")
+            self.emit(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
             count = max(columns - call.attrs.get("correction", 1), 0.0)
-            text = self.over(f"tl.sum({name}_far$ * {name}_far$, 1)[:, None]")
-            text = f"({text}) / {self.full(count, work)}"
+            text = f"({self.across(f'{name}_far$ * {name}_far$', '0', work)}) / {self.full(count, work)}"
         else:
-            text = self.over(f"tl.sum({self.masked(value, 0)}, 1)[:, None]")
+            text = self.across(value, "0", work)
             text = f"({text}) / {columns}" if op == "mean" else text
         self.keep(call, text, work, "[R, 1]")
 
@@ -446,10 +460,10 @@ class _Writer:
         tile = f"tl.broadcast_to({value}, {self.tile})"
         if op in ("amax", "amin"):
             combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
-            self.lines.append(f"{name} = {combine}({name}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
+            self.emit(f"{name} = {combine}({name}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
             text = f"tl.reduce({name}, 0, {combine})"
         else:
-            self.lines.append(f"{name} += tl.where({mask}, {tile}, 0)")
+            self.emit(f"{name} += tl.where({mask}, {tile}, 0)")
             text = f"tl.sum({name}, 0)"
         if op == "mean":
             text = f"{text} / {float(numel([self.group.space[a] for a in reduced_axes(call)]))}"
@@ -466,7 +480,34 @@ class _Writer:
         where, mask = self.address(f"o{j}", shape)
         tile = "[R, 1]" if shape == "[1, 1]" else shape.replace("C", "C$")
         text = f"converted({self.names[v]}, o{j}.dtype.element_ty)"
-        self.lines.append(f"tl.store(o{j} + {where}, tl.broadcast_to({text}, {tile}), mask={mask})")
+        line = f"tl.store(o{j} + {where}, tl.broadcast_to({text}, {tile}), mask={mask})"
+        if self.is_looped:
+            (self.stores if "$" in line else self.after).append(line)
+        else:
+            self.emit(line)
+
+    def loops(self, head: list[str]) -> list[str]:
+        """Passes over a long row: each reduces what the reductions before it allow, and the last stores."""
+        last = max((level for level, line in self.lines if "$" in line), default=0) if self.stores else 0
+        last, found = max([last, *(level for level, _, _ in self.sums)]), []
+        for level in range(last + 2):
+            found += [line for n, line in self.lines if n == level and "$" not in line]
+            sums = [each for each in self.sums if each[0] == level]
+            stores = self.stores if level == last else []
+            if not sums and not stores:
+                continue
+            elements = [line for n, line in self.lines if n <= level and "$" in line]
+            inside = [*head[1:], *elements, *(step for _, _, step in sums), *stores]
+            loop = ["for first$ in range(0, columns_count, C):", *(f"    {line}" for line in inside)]
+            found += [
+                *(first for _, first, _ in sums),
+                *(line.replace("C$", "C").replace("$", f"_{level}") for line in loop),
+            ]
+        return found
+
+    def emit(self, line: str, level: int | None = None) -> None:
+        """Append a line."""
+        self.lines.append((self.level if level is None else level, line))
 
     def of_pieces(self, line: str) -> list[str]:
         """A line for each piece of the row, if it has one part of them."""
@@ -501,14 +542,15 @@ class _Writer:
             start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
             name = f"t{j}" if self.group.split is None else f"t{j}$"
             head.append(f"{name} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
-        pad = " " * 4
+        pad, lines = " " * 4, [line for _, line in self.lines]
         body = ["if INT64:", "    tile = tile.to(tl.int64)", *tile]
         if self.group.split is None:  # masks of lengths that are not multiples of 16 would prevent wide loads
-            whole = [line.replace(", mask=m)", ")") for line in self.lines]
+            whole = [line.replace(", mask=m)", ")") for line in lines]
             body += ["if tile * BLOCK + BLOCK <= n:", *(pad + line for line in whole), "else:"]
-            body += [pad + line for line in self.lines]
+            body += [pad + line for line in lines]
         else:
-            body += self.lines
+            body += self.loops(head) if self.is_looped else lines
+            head = [] if self.is_looped else head
         loop = ["tile = tl.program_id(0)"]
         if totals:
             loop, body = [f"for tile in range(tl.program_id(0), {count}, programs):"], [pad + line for line in body]
@@ -560,23 +602,29 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     source = source.replace("def kernel(", f"def {title}(", 1)
     tile: tuple[int, ...] = (1024, 0)
     if group.split is None:
-        pass
+        tiles = -(-numel(group.space) // tile[0])
     elif writer.is_blocked:
         columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
         tile = (1024 // columns, columns)
+        tiles = -(-group.rows // tile[0]) * -(-group.columns // columns)
+    elif writer.is_looped:
+        tile, tiles = (1, LOOP_TILE), group.rows
     else:
         rows = min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows))
         tile = (max(1, rows), *writer.pieces)
+        tiles = -(-group.rows // tile[0])
     reads = list(dict.fromkeys(v.root for v in writer.operands))
     results = [*stored, *(call.outputs[0] for call in group.partial)]
     kernel = _jit(source, title, writer.globals)
-    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, strides, tile)
+    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, strides, tile, tiles)
 
 
 def _written(group: Group, stored: list[Value]) -> _Writer:
     """The lines of a group's kernel."""
     writer = _Writer(group, stored)
     for call in group.calls:
+        inputs = [writer.names[x.root] for x in call.inputs if isinstance(x, Value) and x.root in writer.names]
+        writer.level = max((writer.levels[name] for name in inputs), default=0)
         if call in group.partial:
             writer.total(group.partial.index(call), call)
         elif call.op.name in REDUCTIONS:

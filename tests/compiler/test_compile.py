@@ -11,7 +11,7 @@ import pytest
 
 import genesis
 from genesis import nn
-from genesis.compiler import explain, reset
+from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
 from tests.compiler.programs import compare
@@ -40,6 +40,13 @@ def test_random_programs_give_eager_results(first: int) -> None:
 
 def test_random_programs_in_kernels() -> None:
     assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda"))] == []
+
+
+def test_random_programs_that_pass_over_rows_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in ((fuse, "ROW_LIMIT", 4), (source, "ROW_LIMIT", 4), (fuse, "LOOP_ROWS", 1),
+                                (source, "LOOP_TILE", 32)):  # fmt: skip
+        monkeypatch.setattr(module, name, value)
+    assert [text for seed in range(3000, 3012) if (text := compare(seed, "cuda"))] == []
 
 
 # --- Guards -----------------------------------------------------------------------------------------------------------
@@ -418,12 +425,12 @@ def test_verify_sees_what_guards_miss() -> None:
 
 
 def test_machine_code_is_found_by_content() -> None:
-    def source(factor: float) -> tuple[str, str]:
+    def written(factor: float) -> tuple[str, str]:
         (step,) = explain(lambda x: (x * factor + 1).tanh())(ramp(4, 4).cuda()).forward
         return step.source.split("(")[0], step.source.split("(", 1)[1]
 
-    assert source(2.0) == source(2.0)
-    first, other = source(2.0), source(3.0)
+    assert written(2.0) == written(2.0)
+    first, other = written(2.0), written(3.0)
     assert first[0] != other[0]
     assert first[1] != other[1]
 

@@ -26,7 +26,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (5_610, ("genesis/train/",)),
     "data": (5_670, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (2_790, ("genesis/compiler/",)),
+    "compiler": (2_830, ("genesis/compiler/",)),
     "core and nn": (28_030, ("genesis/",)),
     "generation and serving": (
         3_130,
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_580, ("tests/",)),
+    "tests": (86_590, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
