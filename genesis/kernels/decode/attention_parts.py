@@ -223,7 +223,7 @@ def gathered_text(warps: int, cluster: int, part: int, heads: int) -> str:
 @triton.jit
 def gather(address, b_max, b_sum, o, BS: tl.constexpr, CLUSTER: tl.constexpr, PART: tl.constexpr,
            HEADS: tl.constexpr):  # fmt: skip
-    """Return over all programs of a cluster the greatest score and the sum of each head, and this program's share of o.
+    """Reduce over all programs of a cluster. Return each head's greatest score and sum, and this program's share of o.
 
     Args:
         address: address of shared memory, from `enter_cluster`.

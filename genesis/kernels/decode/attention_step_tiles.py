@@ -153,7 +153,7 @@ def add_text(to: int, value: str, warp: int) -> str:
 
 @triton.jit
 def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
-    """Return over all warps the greatest score, the sum, and this warp's part of o."""
+    """Reduce over all warps. Return the greatest score, the sum, and this warp's part of o."""
     TEXT: tl.constexpr = combined_text(BS, COUNT)
     where: tl.constexpr = constraints(24, 0, 8 * (2 + COUNT))
     given = (b_max, b_sum)
@@ -174,16 +174,16 @@ if is_interpreted():
 
     def scores(q: Any, keys: Any, acc: Any, BS: Any, BLOCKS: Any) -> Any:
         with np.errstate(all="ignore"):
-            found = [np.einsum("whte,wkte->whk", thread_values(q), thread_values(k)) for k in keys]
-        found += [np.zeros_like(found[0])] * (4 - len(found))
-        whole = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in found], 3)  # [w, head, t, block, b]
-        return acc + as_tile(whole, acc)
+            products = [np.einsum("whte,wkte->whk", thread_values(q), thread_values(k)) for k in keys]
+        products += [np.zeros_like(products[0])] * (4 - len(products))
+        by_block = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in products], 3)  # [w, head, t, block, b]
+        return acc + as_tile(by_block, acc)
 
     def weighted(p: Any, values: Any, low: Any, high: Any, BS: Any, BLOCKS: Any) -> Any:
-        given = np.stack([thread_values(each) for each in values])  # [(block, b), w, g, t, j]
+        values_of_key = np.stack([thread_values(each) for each in values])  # [(block, b), w, g, t, j]
         with np.errstate(all="ignore"):
-            found = np.einsum("whti,iwgtj->whgj", thread_values(p)[..., : len(given)], given)
-        return low + as_tile(found[:, :, 0::2], low), high + as_tile(found[:, :, 1::2], high)
+            sums = np.einsum("whti,iwgtj->whgj", thread_values(p)[..., : len(values_of_key)], values_of_key)
+        return low + as_tile(sums[:, :, 0::2], low), high + as_tile(sums[:, :, 1::2], high)
 
     def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
         m, total = thread_values(b_max)[:, :, 0, 0], thread_values(b_sum)[:, :, 0, 0]  # [w, g]
@@ -191,14 +191,14 @@ if is_interpreted():
         with np.errstate(all="ignore"):
             most = m.max(0)
             factor = np.exp2(m - np.where(most == -np.inf, 0, most))
-            found = most, (factor * total).sum(0), (factor[:, :, None, None] * o).sum(0)
-        part, made = o.shape[-1] // len(o), []
-        for i, each in enumerate(found):
+            results = most, (factor * total).sum(0), (factor[:, :, None, None] * o).sum(0)
+        part, shares = o.shape[-1] // len(o), []
+        for i, each in enumerate(results):
             own = np.full((*o.shape[:3], 8), -0.0, np.float32)
             for w in range(len(o)):
                 own[w, ..., :part] = each[:, None, None] if i < 2 else each[..., w * part : (w + 1) * part]
-            made.append(as_tile(own, b_max))
-        return tuple(made)
+            shares.append(as_tile(own, b_max))
+        return tuple(shares)
 
 
 # --- The token's heads ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
     4 words of queries, 8 scores and 4 words of the value.
     """
     count, lanes, stride = size // 32, size // 8, 2 * size + 64  # the stride (bytes per head) avoids bank conflicts
-    score, value, given = 4 * count, 4 * count + 8, 4 * count + 16
+    score, value, inputs = 4 * count, 4 * count + 8, 4 * count + 16
     values, scores = 8 * stride, 9 * stride
     lines = [
         f"{{ {layout_line(warps)}",
@@ -279,9 +279,9 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
         "mad.lo.u32 own, head, 4, base;",
         f"mad.lo.u32 head, head, {stride}, base;",
         "mad.lo.u32 at, at, 16, head;",
-        f"@some st.shared.v4.b32 [at], {quad_text(given)};",
-        f"@one st.shared.f32 [own + {scores}], ${given + 4};",
-        f"@first st.shared.v4.b32 [at + {values}], {quad_text(given + 12)};",
+        f"@some st.shared.v4.b32 [at], {quad_text(inputs)};",
+        f"@one st.shared.f32 [own + {scores}], ${inputs + 4};",
+        f"@first st.shared.v4.b32 [at + {values}], {quad_text(inputs + 12)};",
         "bar.sync 0;",
         "and.b32 lane, thread, 31;",
         "shr.u32 thread, thread, 5;",  # the warp
@@ -330,8 +330,9 @@ def exchange(q, score, value, BS: tl.constexpr, SIZE: tl.constexpr, CLUSTER: tl.
              SHARE: tl.constexpr):  # fmt: skip
     """Return tiles of 32 columns of the prepared queries, with all heads in each warp, followed by two other tiles.
 
-    In thread (g, t) of each warp these two hold head g's score, and the value's columns that the thread has of the
-    result: SHARE of PART in each program of a cluster. The thread's other elements are -0.
+    In thread (g, t) of each warp the first of these two holds head g's score. The second holds the value at the
+    columns of the result that the thread has: SHARE of PART in each program of a cluster. The thread's other elements
+    are -0.
 
     Args:
         q: prepared queries.
@@ -373,5 +374,5 @@ if is_interpreted():
         element = np.arange(warps)[:, None, None, None] * part + np.arange(8)  # [w, 1, 1, 8]
         column = (element // 16 * 64 + np.arange(4)[:, None] * 16 + element % 16) % size  # [w, 1, t, 8]
         shape, is_own = (warps, 8, 4, 8), np.arange(8) < part
-        found = np.broadcast_to(scores[:8, 0][:, None, None], shape), np.broadcast_to(columns[0][column], shape)
-        return (*tiles, *(with_values(score, np.where(is_own, each, np.float32(-0.0))) for each in found))
+        extra = np.broadcast_to(scores[:8, 0][:, None, None], shape), np.broadcast_to(columns[0][column], shape)
+        return (*tiles, *(with_values(score, np.where(is_own, each, np.float32(-0.0))) for each in extra))

@@ -152,7 +152,9 @@ def mma(w, w_next, x, x_next, acc, BS: tl.constexpr, X: tl.constexpr):
 
 @triton.jit
 def combined(tiles, BS: tl.constexpr, X: tl.constexpr, N: tl.constexpr, SQUARES: tl.constexpr):
-    """Return the sums over all warps of N tiles, each element in one warp, and the square of the row of x of each."""
+    """Return the sums over all warps of N tiles, each element in one warp. With SQUARES, also return in further tiles
+    the sum of squares of each element's row of x.
+    """
     COUNT: tl.constexpr = N + SQUARES
     TEXT: tl.constexpr = combine_text(BS, X, N, SQUARES)
     return tl.inline_asm_elementwise(TEXT, constraints(8 * COUNT, 0, 8 * COUNT), tiles, (tl.float32,) * COUNT, False, 8)
@@ -183,15 +185,15 @@ if is_interpreted():
         columns = columns.reshape(2, -1, 4, 2, 4, 2, 4)  # rows of x in pairs
         with np.errstate(all="ignore"):
             if getattr(X, "value", X) == 1:
-                found = np.einsum("hsgace,stbace->sgtchb", rows, columns[0])
+                sums = np.einsum("hsgace,stbace->sgtchb", rows, columns[0])
             else:
-                found = np.einsum("hsgace,qstbace->sgtqhb", rows, columns)
-        return acc + tl.tensor(type(acc.handle)(found.reshape(acc.handle.data.shape), tl.float32), acc.type)
+                sums = np.einsum("hsgace,qstbace->sgtqhb", rows, columns)
+        return acc + tl.tensor(type(acc.handle)(sums.reshape(acc.handle.data.shape), tl.float32), acc.type)
 
     def combined(tiles: Any, BS: Any, X: Any, N: Any, SQUARES: Any) -> Any:
         warps, blocks, count = (getattr(v, "value", v) for v in (BS, X, N))
         elements = 4 if blocks == 1 else 8
-        part, found = max(1, elements // warps), []
+        part, results = max(1, elements // warps), []
         for i, tile in enumerate(tiles):
             of_all = tile.handle.data.reshape(warps, 8, 4, 8 // elements, elements).sum((0, 3))  # [8 g, 4 t, elements]
             if i >= count:
@@ -202,8 +204,8 @@ if is_interpreted():
             for s in range(warps):
                 first = s * part % elements
                 own[s, :, :, :part] = of_all[..., first : first + part]
-            found.append(tl.tensor(type(tile.handle)(own.reshape(tile.handle.data.shape), tl.float32), tile.type))
-        return tuple(found)
+            results.append(tl.tensor(type(tile.handle)(own.reshape(tile.handle.data.shape), tl.float32), tile.type))
+        return tuple(results)
 
     operand = converted
 
@@ -233,10 +235,10 @@ def filled(value, P: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def plus(tiles, value, P: tl.constexpr):
-    found = ()
+    sums = ()
     for i in tl.static_range(P):
-        found += (tiles[i] + value,)  # [BS * 8, 32]
-    return found
+        sums += (tiles[i] + value,)  # [BS * 8, 32]
+    return sums
 
 
 @triton.jit

@@ -331,7 +331,7 @@ def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_see
 def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen, row, groups, vocabulary, bits, top,
                   floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
                   G: tl.constexpr, GROUPS: tl.constexpr):  # fmt: skip
-    """The same if top-k leaves few tokens. The groups that contain them are divided among the first programs."""
+    """Do the work of `draw_from_bins` if top-k leaves few tokens. The first programs share the groups with them."""
     start, token = row * vocabulary, row * 0
     bound, count = top_groups(p_maxima, p_listed, groups, most, GROUPS)
     worker = tl.program_id(0)

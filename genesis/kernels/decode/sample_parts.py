@@ -7,9 +7,9 @@ so that sums are exact and do not depend on the order of atomics.
 Bins divide the range of scores into equal parts. The range begins at the greatest score and ends at the score of weight
 2^-44, or at the least score if that is greater. Lower scores have no bin and are not drawn.
 
-A row with a small top-k needs no sums over all tokens. Chunks store the greatest score of each group of ids. About the
-k-th greatest of these is a bound that at least k tokens reach. Few others reach it if the likeliest tokens are spread
-over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
+A row with a small top-k needs no sums over all tokens. Chunks store the greatest score of each group of ids. A score
+near the k-th greatest of these is a bound that at least k tokens reach. Few others reach it if the likeliest tokens are
+spread over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
 
 If a row has more candidates than fit in a tile, mostly because logits are equal, one program bisects the scores. It
 reads the whole row about twenty times for each bound, which takes milliseconds. Few rows need this.

@@ -266,7 +266,7 @@ def _scatter(
     named: Shape | None = None, add: bool = True, along: int | None = None,
 ) -> None:  # fmt: skip
     """Write `values` at the indices of `target`, or add them with `accumulate`, in order of position."""
-    # Sums take an array in the target's terms: a number becomes an array, and any value but 0 becomes True.
+    # A sum needs an array: a number becomes one, and for a bool target any value but 0 becomes True.
     if accumulate and not isinstance(values, Array):
         number, values = values, empty((), target.dtype, target.device)
         fill(values, value=number, shape=(), dtype=target.dtype)
@@ -281,7 +281,7 @@ def _scatter(
     if accumulate:
         scatter_add_rows(target, values, sorted_index_keys(index, span, unit), rows, add)
         return
-    # Without a sort, if a single position is written or all positions write the same values.
+    # No sort is needed if a single position is written, or if all positions write the same values.
     argument = values if isinstance(values, Array) else scalar_argument(values, work_type(target.dtype))
     if index.count == 1 or not any(st for n, st in zip(rows.sizes, rows.strides, strict=True) if n > 1):
         scatter_rows(target, argument, SortedKeys(index_keys(index, span), None, span, unit), rows)

@@ -40,7 +40,7 @@ INT32_END = 1 << 31
 
 @triton.jit
 def report_fault(p_fault, site, i, bad):
-    """Report one of the bad indices `i` to the host (`backend.cuda.faults`), unless the site is 0: reported before."""
+    """Report one of the bad indices `i` to the host (`backend.cuda.faults`), unless the site is 0: already reported."""
     low = tl.minimum(tl.maximum(i.to(tl.int64), -2147483648), 2147483647) & 0xFFFFFFFF
     word = (tl.full((), 0, tl.int64) + site) * 4294967296 + low
     tl.store(p_fault + (i * 0).to(tl.int32), word, mask=bad & (word > 0xFFFFFFFF))

@@ -179,7 +179,7 @@ def _layout(x: Array) -> tuple[Any, ...]:
 
 def count_true(out: Array, x: Array) -> None:
     """Write the number of elements of x that are not 0 to an int64 scalar. For a large mask, the tiles' offsets are
-    cached for the `true_indices` that usually follows, and no plan is, because a replay would not refresh them.
+    cached for the `true_indices` that usually follows. No plan is kept then: a replay would not refresh them.
     """
     tile_offsets = _tile_offsets(x, out)
     recorder = recording()

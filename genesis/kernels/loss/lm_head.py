@@ -3,7 +3,7 @@
 Reference: `genesis/ops/loss.py`: linear_cross_entropy, linear_token_log_probs and its backward. `loss.py` has the ops,
 which launch these kernels chunk by chunk.
 
-A temperature divides the logits: x below is a logit over it, and `scale` is log2(e) over it.
+Below, x is a logit divided by the temperature, and `scale` is log2(e) divided by the temperature.
 
 Each row has a reference c that is computed before the GEMM: the logit of its label, a separate dot product in float32.
 The epilogue stores e^(x - c) in bfloat16. This is accurate to half an ulp at any scale, since bfloat16 has the
@@ -274,7 +274,7 @@ def chunk_rows(tokens: int, row: int, workspace: int) -> int:
 
 
 class Labels(NamedTuple):
-    """Labels in the form that kernels expect, and what is done with them."""
+    """Labels in the form that kernels expect, and the settings of the loss."""
 
     array: Array  # `[N]` or `[B, T]`
     shift: int  # row t of T has the label t + shift

@@ -350,7 +350,7 @@ def _losses(dx: Array | None, dw: Array | None, x: Array, weight: Array, labels:
 def _with_head(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Compute them for bfloat16 on a device with TMA (`lm_head.py`)."""
+    """Implement `_losses` for bfloat16 on a device with TMA (`lm_head.py`)."""
     tokens, with_grads = x.shape[0], dx is not None or dw is not None
     row = weight.shape[0] * x.dtype.itemsize if with_grads else weight.shape[0] // 16
     rows = chunk_rows(tokens, row, WORKSPACE)
@@ -377,7 +377,7 @@ def _with_head(
 def _with_logits(
     dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
 ) -> Array:
-    """Compute them for any type and layout. Gradients overwrite the logits."""
+    """Implement `_losses` for any type and layout. Gradients overwrite the logits."""
     tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
     rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
     losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)

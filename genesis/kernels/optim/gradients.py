@@ -94,7 +94,7 @@ def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl
 @triton.jit
 def factor_of_ranks_kernel(p_report, p_figures, losses, count, stride, limit, HAS_LIMIT: tl.constexpr,
                            BLOCK: tl.constexpr):  # fmt: skip
-    """The same from float64 figures: first the losses, which are added in order in float32, then the partial sums."""
+    """Store the same from float64 `p_figures`: losses, which are added in order in float32, then the partial sums."""
     norm = converted(whole_norm(p_figures + losses, count, 2.0, 2, BLOCK), tl.float32)
     loss = converted(tl.load(p_figures), tl.float32)
     for i in range(1, losses):

@@ -1,7 +1,7 @@
 """The kernels of all elementwise optimizer steps: one computes the constants of a step, the other updates all elements.
 
-Reference: `genesis/ops/optimizers.py`. Both kernels take the functions of a rule as constants (`genesis.ops.rule`);
-storage formats are their own concern. A parameter is float32 or float64, or bfloat16 with stochastic rounding, or a
+Reference: `genesis/ops/optimizers.py`. Both kernels take the functions of a rule as constants (`genesis.ops.rule`)
+and handle the storage formats themselves. A parameter is float32 or float64, or bfloat16 with stochastic rounding, or a
 bfloat16 weight with a 16-bit residual, which together are a float32 master. States have the type of the computation, or
 are bfloat16 with stochastic rounding. Tiles have BLOCK elements.
 """
@@ -162,7 +162,7 @@ def _update(
 
 
 def _register(rule: Rule) -> None:
-    """Register the CUDA implementations of a rule's ops. Later rules are registered too."""
+    """Register the CUDA implementations of a rule's ops; also called for rules that are defined later."""
     cuda_impl(f"{rule.name}_step")(functools.partial(_update, rule, False))
     cuda_impl(f"{rule.name}_split_step")(functools.partial(_update, rule, True))
 

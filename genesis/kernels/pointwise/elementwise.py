@@ -102,7 +102,7 @@ def scalar_argument(value: Any, work: DType) -> Any:
 
 
 class Expression(NamedTuple):
-    """What `elementwise` would compute: its arguments, for a kernel that computes more in the same pass."""
+    """The arguments of an `elementwise` call, for a kernel that fuses it with other work."""
 
     function: Any
     operands: tuple[Any, ...]
@@ -113,20 +113,20 @@ class Expression(NamedTuple):
 class _Expressions(threading.local):
     """The list that collects the expressions of this thread, while `expressions_of` runs an implementation."""
 
-    found: list[Expression] | None = None
+    collected: list[Expression] | None = None
 
 
 _expressions = _Expressions()
 
 
 def expressions_of(implementation: Callable[..., None], *args: Any, **attrs: Any) -> list[Expression]:
-    """Run a CUDA implementation and return what it passes to `elementwise`, which then launches nothing."""
-    _expressions.found = found = []
+    """Run a CUDA implementation and return its calls of `elementwise`, none of which launches."""
+    _expressions.collected = calls = []
     try:
         implementation(*args, **attrs)
     finally:
-        _expressions.found = None
-    return found
+        _expressions.collected = None
+    return calls
 
 
 def elementwise(
@@ -141,8 +141,8 @@ def elementwise(
         condition_type: type of the first of three operands, if it differs.
     """
     work = work_type(out.dtype if work is None else work)
-    if _expressions.found is not None:
-        _expressions.found.append(Expression(function, operands, work, condition_type or work))
+    if _expressions.collected is not None:
+        _expressions.collected.append(Expression(function, operands, work, condition_type or work))
         return
     arrays = [x for x in operands if isinstance(x, Array)]
     broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
@@ -430,7 +430,7 @@ def _exp_fast(x):
     return tl.exp(x)
 
 
-# Forms with an error of some ulps, for kernels of many ops: for results of 4 bytes and more, and for narrower ones.
+# Fast forms with errors of some ulps, for kernels of many ops: (for results of 4 bytes and more, for narrower ones).
 QUICK = {_sigmoid: (_sigmoid_quick, _sigmoid_fast), maths.exp: (maths.exp, _exp_fast)}
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------

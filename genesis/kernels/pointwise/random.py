@@ -83,19 +83,19 @@ def philox(seed_low, seed_high, counter):
 
 
 @triton.jit
-def moved(p_position, sm, low, high):
-    """Return the uint64 of two words, plus the word in memory at `sm` if there is a position."""
+def plus_position(p_position, at, low, high):
+    """Return the uint64 of two words, plus element `at` of the position, if there is one."""
     n = int32_to_uint64(low, high)
     if p_position is not None:
-        n += tl.load(p_position + sm).to(tl.uint64, bitcast=True)
+        n += tl.load(p_position + at).to(tl.uint64, bitcast=True)
     return n
 
 
 @triton.jit
 def words_at(p_position, sm, seed_low, seed_high, first_low, first_high, counter):
-    """Return the four words of each counter of a call, which begins at its own counter and the position's."""
-    first = moved(p_position, 0, first_low, first_high)
-    seed = moved(p_position, sm, seed_low, seed_high)
+    """Return the four words of each counter of a call. Its counters begin at its first counter plus the position's."""
+    first = plus_position(p_position, 0, first_low, first_high)
+    seed = plus_position(p_position, sm, seed_low, seed_high)
     s0, s1 = seed.to(tl.uint32).to(tl.int32, bitcast=True), (seed >> 32).to(tl.uint32).to(tl.int32, bitcast=True)
     return philox(s0, s1, first + counter.to(tl.uint64))
 
@@ -221,7 +221,7 @@ def dropout_kernel(
 
 @triton.jit
 def kept_from(p_position, FIRST: tl.constexpr, LIMIT: tl.constexpr, counter):
-    """Return for each word of the counters from FIRST and the position on whether dropout keeps its element."""
+    """Return whether dropout keeps the element of each of the four words. Counters begin at FIRST plus the position."""
     first = tl.load(p_position).to(tl.uint64, bitcast=True) + tl.full((), FIRST, tl.uint64)
     seed = tl.load(p_position + 1)
     words = philox(seed.to(tl.int32), (seed >> 32).to(tl.int32), first + counter.to(tl.uint64))

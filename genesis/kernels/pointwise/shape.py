@@ -64,7 +64,7 @@ def roll_pad_kernel(p_o, p_x, value, n, sizes, strides, ends, shifts, PAD: tl.co
 
 
 def _merged(x: Array, moved: list[bool], *more: list[int]) -> list[list[int]]:
-    """Merge dimensions that do not move with the one before. Return sizes, strides and `more` (counts of elements)."""
+    """Merge dimensions that are not `moved` into the ones before. Return sizes, strides and `more` (element counts)."""
     fields: list[list[int]] = [[], [], *([] for _ in more)]
     for d, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True)):
         if fields[0] and not moved[d] and (size == 1 or fields[1][-1] == stride * size):

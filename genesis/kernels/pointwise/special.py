@@ -1,7 +1,7 @@
-"""Special functions: inverse and hyperbolic functions, the error function's kin, the gamma function's.
+"""Special functions: inverse and hyperbolic functions, and relatives of the error and gamma functions.
 
 Reference: `genesis/ops/special.py`, under the same names. libdevice computes them; its float32 functions flush
-subnormal numbers, where an odd function equals its first term. ψ and ψ' are computed in float64.
+subnormal numbers to 0, so near 0 an odd function returns its first term. ψ and ψ' are computed in float64.
 """
 
 from __future__ import annotations

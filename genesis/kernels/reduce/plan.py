@@ -233,7 +233,7 @@ class LineTiles(NamedTuple):
 
 
 def line_tiles(lines: int, length: int, itemsize: int, inner: bool, arrays: int = 1) -> LineTiles:
-    """Return the tiles for lines that are read completely, from so many `arrays`, before they are written."""
+    """Return the tiles for lines that are read completely before they are written; `arrays` counts the arrays read."""
     registers = 2 if itemsize == 8 else 1  # registers per element
     padded = triton.next_power_of_2(length)
     limit = 16384 // (arrays * registers)  # 32 elements for each thread of 16 warps

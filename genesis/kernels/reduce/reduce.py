@@ -182,7 +182,7 @@ def init_argmax(z, r):
 
 @triton.jit
 def step_argmax(state, x, r, chunk, argument):
-    """Replace the state where x is larger or the first NaN. Indices rise from step to step, so equal elements lose."""
+    """Replace the state where x is larger or the first NaN. Indices rise, so an equal x does not replace it."""
     best, at = state  # [BK, BR] or [BR, BK] each
     wins = ((x <= best) == 0) & (best == best)
     return (tl.where(wins, x, best), tl.where(wins, r, at))

@@ -76,7 +76,7 @@ def scan_kernel(p_o, p_x, nk, nr, kept, along, MERGE: tl.constexpr, IDENTITY: tl
 
     Args:
         kept: sizes, strides in x, and strides in the result of the lines, as in `Lines`.
-        along: the same of the elements of a line.
+        along: the same for the elements of a line.
         LOOP: lines have more than BR elements.
     """
     i_k = program_indices(BK, INT64_K)  # [BK]

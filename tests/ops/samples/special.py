@@ -1,4 +1,4 @@
-"""Rows for special functions: inverse and hyperbolic functions, the error function's kin, the gamma function's."""
+"""Rows for special functions: inverse and hyperbolic functions, and relatives of the error and gamma functions."""
 
 from __future__ import annotations
 
