@@ -330,6 +330,12 @@ def test_few_columns_or_rows(
     assert launched == [gemm_few_columns, REDUCE_SPLITS][:kernels]
 
 
+def test_aligned_columns_of_an_mn_major_operand_go_to_the_tensor_cores(launched: list[object]) -> None:
+    assert difference("nn", (1, 304), (304, 72), bfloat16, None) < ROUNDING[bfloat16]
+    assert difference("nt", (3, 2, 304), (3, 304, 72), bfloat16, None) < ROUNDING[bfloat16]
+    assert launched.count(GEMM_TMA) == 2 and gemm_few_columns not in launched
+
+
 def test_what_few_columns_are() -> None:
     assert is_for_few_columns(2, 100, 1, 1)
     assert not is_for_few_columns(3, 100, 1, 1)
@@ -429,7 +435,7 @@ def test_scales_of_rows_follow_a_swapped_gemm(copied_operands: list[Shape]) -> N
 
 
 @pytest.mark.parametrize(
-    "x, y, large", [((37, 41), (41, 35), copies.MIN_MULTIPLY_ADDS), ((7, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
+    "x, y, large", [((37, 41), (41, 35), copies.MIN_MULTIPLY_ADDS), ((2, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
                     ((37, 12), (12, 35), 1), ((4, 7, 40), (4, 40, 6), 1)],
 )  # fmt: skip
 def test_no_operand_is_copied_for_few_uses(

@@ -30,7 +30,7 @@ from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
 MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied first
-MIN_USES = 8  # uses of each element that save as much as an extra read and write costs
+MIN_USES = 3  # uses of each element that save as much as an extra read and write costs
 
 
 @triton.jit

@@ -344,6 +344,10 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
         p, e = p.swapped, e.swapped
     if not is_for_few_columns(p.n, p.a.row, p.a.column, p.b.row):
         return False
+    # Others are faster on the tensor cores if A is MN-major.
+    is_exact = p.a.array.dtype is float32 and not allow_tf32
+    if not is_exact and (p.a.column != 1 or (p.n > 1 and p.matrices > 1)) and _is_addressed_by_tma(p):
+        return False
     sm_count = backend_of(p.o.array.device).driver.properties.sm_count
     t = few_columns_tile(p.matrices, p.m, p.n, p.k, p.a.column == 1, sm_count)
     tiles = p.matrices * triton.cdiv(p.m, t.bm)

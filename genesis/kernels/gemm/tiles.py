@@ -2,7 +2,7 @@
 
 `ranked` predicts every candidate: sizes, pipeline stages, programs per SM, the order of the operands, copies of
 operands first, and the split along k. Runs measure nothing. `python -m benchmarks.gemm --candidates 10` times the first
-candidates; the constants are a fit to over 800 matmuls, and the choice takes 1.05 times the fastest on average.
+candidates; the constants are a fit to over 1,200 matmuls, and the choice takes 1.05 times the fastest on average.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ TILES = {
 
 # --- Constants of an H200: microseconds, and bytes and cycles per microsecond -----------------------------------------
 
-LAUNCH = 1.88  # a kernel, with the first loads
-CYCLES = 1520.0  # of the tensor cores, at the power limit
-LATENCY = 0.54  # from a load's issue to its data; the stages of a pipeline share it
-ROUND = 0.06  # start and end of a round, without its store
-SM_BYTES = 178e3  # through L2 to an SM
-L2_BYTES = 15.4e6  # through L2 to all SMs
-DRAM_BYTES = 5.4e6  # operands and results, in part from L2
-STORE_BYTES = 44.7e3  # an SM's results
-UNALIGNED, HALF_SECTORS = 1.46, 1.46  # more bytes of rows that begin at no multiple of 128, and of 32 bytes
-REDUCE, PART_BYTES = 3.2, 4.0e6  # the kernel that adds parts; storing and adding them
-COPY, COPY_BYTES = 0.9, 2.1e6  # copying an operand
-PROMOTION = 0.102  # cycles of a warp to add an element of a sum outside the tensor cores
+LAUNCH = 1.8  # a kernel, with the first loads
+CYCLES = 1515.0  # of the tensor cores, at the power limit
+LATENCY = 0.67  # from a load's issue to its data; the stages of a pipeline share it
+ROUND = 0.11  # start and end of a round, without its store
+SM_BYTES = 208e3  # through L2 to an SM
+L2_BYTES = 16.4e6  # through L2 to all SMs
+DRAM_BYTES = 6.4e6  # operands and results, in part from L2
+STORE_BYTES = 43e3  # an SM's results
+UNALIGNED, HALF_SECTORS = 1.59, 1.46  # more bytes of rows that begin at no multiple of 128, and of 32 bytes
+REDUCE, PART_BYTES = 3.2, 3.5e6  # the kernel that adds parts; storing and adding them
+COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
+PROMOTION = 0.084  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.15, 0.5, 0.75, 22.9e3  # without tensor cores
@@ -205,8 +205,8 @@ def _splits(tiles: int, steps: int, programs: int) -> set[int]:
     leftover = tiles % programs
     if not leftover:
         return {1}
-    fills = (programs * rounds // (leftover * 4) for rounds in (1, 2, 4, 8, 12))
-    return {1, *(x for x in fills if 1 < x <= min(MAX_SPLIT, steps // 2))}
+    most = min(MAX_SPLIT, steps // 2)
+    return {1, *(max(1, min(programs * fill // (leftover * 4), most)) for fill in (1, 2, 4, 8, 12))}
 
 
 def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
@@ -219,9 +219,9 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     sizes = p.m * p.k, p.k * p.n
     a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
     cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
-    step_bytes = (min(t.bm, p.m) * a + min(t.bn, p.n) * b) * t.bk * p.item
+    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # rows out of bounds take as long as others
     if p.kind == "float32":
-        latency, sm_bytes, step_bytes = FMA_LATENCY / t.stages, FMA_BYTES, float((t.bm + t.bn) * t.bk * p.item)
+        latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
         """Return the time of tiles of so many steps, with their stores."""
