@@ -115,10 +115,6 @@ class TensorBase:
         tensor._begin(array, node, output)
         return tensor
 
-    grad: Any = property(
-        attrgetter("_grad"), lambda self, value: self.set_grad(value), doc="The accumulated gradient, or None."
-    )
-
     def set_grad(self, grad: Any) -> None:
         """Set `.grad`. Raises DTypeError, ShapeError or DeviceError unless `grad` is None or a tensor like this one."""
         if grad is not None:
@@ -134,6 +130,8 @@ class TensorBase:
             if given.device != own.device:
                 raise DeviceError(f".grad is on {given.device}, the tensor on {own.device}", next="move it with .to()")
         self._grad = grad
+
+    grad: Any = property(attrgetter("_grad"), set_grad, doc="The accumulated gradient, or None.")
 
     @property
     def requires_grad(self) -> bool:
@@ -441,10 +439,10 @@ def apply(op: Op, *inputs: Any, out: TensorBase | None = None, **attrs: Any) -> 
         tensor = object.__new__(TensorBase._concrete)  # `wrap` inlined, to save a call
         tensor._begin(results[0], node, 0)
         return tensor
-    tensors = tuple(
+    tensors = tuple([
         TensorBase.wrap(r, node if r.dtype.is_floating_point and i not in op.auxiliary else None, i)
         for i, r in enumerate(results)
-    )
+    ])  # fmt: skip
     source = inputs[0] if op.view is not None else None
     if isinstance(source, TensorBase) and tensors[0].array.storage is source.array.storage:
         tensors[0].base = source.owner
