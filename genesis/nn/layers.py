@@ -259,10 +259,14 @@ class RMSNorm(Module):
         super().__init__()
         self.elementwise_affine = elementwise_affine
         self.normalized_shape, self.eps, self.offset = _shape(normalized_shape), eps, offset
-        self.weight = None
-        if elementwise_affine:
-            self.weight = Parameter(init.constant_(init.new(self.normalized_shape, device, dtype), 1 - offset))
+        self.weight = Parameter(init.new(self.normalized_shape, device, dtype)) if elementwise_affine else None
         self._scale: tuple[Array, int, Tensor] | None = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1 - offset."""
+        if self.weight is not None:
+            init.constant_(self.weight, 1 - self.offset)
 
     def scale(self) -> Tensor | None:
         """Return weight + offset, which multiplies x / √(mean(x²) + eps). None without a weight.
@@ -316,8 +320,16 @@ class LayerNorm(Module):
         self.elementwise_affine = elementwise_affine
         self.normalized_shape, self.eps = _shape(normalized_shape), eps
         place = self.normalized_shape, device, dtype
-        self.weight = Parameter(init.ones_(init.new(*place))) if elementwise_affine else None
-        self.bias = Parameter(init.zeros_(init.new(*place))) if elementwise_affine and bias else None
+        self.weight = Parameter(init.new(*place)) if elementwise_affine else None
+        self.bias = Parameter(init.new(*place)) if elementwise_affine and bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1 and the bias to 0."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)

@@ -106,6 +106,14 @@ def test_wrong_arguments_of_attention() -> None:
         nn.Transformer(E, H, 1, 1, 8)(genesis.ones(T, 1, E), x)
 
 
+def test_norms_are_reset() -> None:
+    for norm, start in ((nn.LayerNorm(2), 1.0), (nn.RMSNorm(2, offset=1.0), 0.0)):
+        with genesis.no_grad():
+            norm.weight.fill_(5)
+        norm.reset_parameters()
+        assert norm.weight.tolist() == [start, start]
+
+
 @pytest.mark.parametrize(
     ("module", "shown"),
     [
