@@ -2127,7 +2127,7 @@ def normal(
     pin_memory: builtins.bool = False,
     layout: Layout | None = None,
 ) -> Tensor:
-    """Return normal values with the given mean and standard deviation, of shape `size`, or one for each of a
+    """Draw normal values: of shape `size`, or one for each element of `mean` and `std` if one of these is a
     tensor."""
 
 def not_equal(input: Tensor | builtins.float, other: Tensor | builtins.float, *, out: Tensor | None = None) -> Tensor:
@@ -3008,8 +3008,8 @@ def unique(
     return_counts: builtins.bool = False,
     dim: builtins.int | None = None,
 ) -> Any:
-    """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks
-    once."""
+    """Return the sorted distinct values of the flattened x, or slices along `dim`. Blocks once to read their
+    count."""
 
 def unique_consecutive(
     input: Tensor,

@@ -32,7 +32,7 @@ def custom_fwd(fwd: Any = None, *, device_type: str, cast_inputs: DType | None =
     """Decorate `forward` of a `Function`, so that `custom_bwd` repeats its autocast in backward.
 
     Args:
-        cast_inputs: inside autocast, cast float arguments on `device_type` to this type, but for float64, and run
+        cast_inputs: inside autocast, cast float arguments on `device_type` except float64 to this type, and run
             `forward` without autocast.
     """
     if fwd is None:
@@ -106,7 +106,7 @@ class GradScaler(optim.GradScaler):
         return super().scale(outputs)
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Unscale the gradients unless this was done, and step if all are finite."""
+        """Unscale the gradients unless they are unscaled already, and step if all are finite."""
         if self.enabled and id(optimizer) not in self._unscaled:
             self.unscale_(optimizer)
         return None if self._overflowed.get(id(optimizer)) else optimizer.step(*args, **kwargs)

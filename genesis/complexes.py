@@ -42,7 +42,7 @@ class ComplexTensor(Tensor):
     @property
     def array(self) -> Any:  # type: ignore[override]
         """Refuse all functions of real tensors."""
-        raise DTypeError("a complex tensor does not fit here", next="use its operators and methods, or view_as_real()")
+        raise DTypeError("the function takes no complex tensors", next="use its operators, methods or view_as_real()")
 
     base = node = array
     shape = property(lambda self: self.pairs.shape[:-1])
@@ -85,7 +85,7 @@ class ComplexTensor(Tensor):
         given = {k: _REAL.get(v, v) if isinstance(v, ComplexType) else v for k, v in given.items()}
         moved = self.pairs.to(*[a.pairs if isinstance(a, ComplexTensor) else a for a in read], **given)
         if moved.dtype is not self.pairs.dtype and not {complex64, complex128} & {*args, *given.values()}:
-            raise DTypeError("a complex tensor has no real type", next="cast its .real, or view_as_real() of it")
+            raise DTypeError("a complex tensor has no real type", next="cast its .real or its view_as_real()")
         return ComplexTensor(moved)
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
@@ -120,7 +120,7 @@ def _joined(real: Any, imag: Any) -> Any:
 
 
 def _with_pairs(name: str, arguments: Callable[[int, Any], Any]) -> Callable[..., Any]:
-    """Return a method that calls the pairs' method: `arguments` gives its own from (dimensions, those given)."""
+    """Return a method that calls the pairs' method with `arguments(ndim, args)`."""
 
     def method(self: Any, *args: Any, **given: Any) -> Any:
         return ComplexTensor(getattr(self.pairs, name)(*arguments(self.ndim, args), **given))

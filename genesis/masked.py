@@ -1,6 +1,6 @@
 """Functions of torch.masked: elements where `mask` is False do not count.
 
-A row without elements gives the function's neutral value (0 for a sum), or NaN if there is none.
+A row whose mask is False everywhere gives the function's neutral value (0 for a sum), or NaN if there is none.
 
 >>> genesis.masked.mean(genesis.tensor([1.0, 5.0, 9.0]), mask=genesis.tensor([True, True, False]))
 tensor(3.)

@@ -19,7 +19,7 @@ from genesis.tensor import Tensor
 
 
 class Discrete(Distribution):
-    """Base of distributions that are given by probabilities or by logits; the other is computed at its first use."""
+    """Base of distributions with `probs` or `logits`; the one that is not given is computed at its first use."""
 
     has_enumerate_support = True
     probs: Any
@@ -36,7 +36,7 @@ class Discrete(Distribution):
         return self.probs if "probs" in self.__dict__ else self.logits
 
     def _clamped(self) -> Tensor:
-        """The probabilities, kept from 0 and 1 by the rounding of their dtype."""
+        """The probabilities, clamped to [ε, 1 - ε] with their dtype's ε."""
         return self.probs.clamp(finfo(self.probs.dtype).eps, 1 - finfo(self.probs.dtype).eps)
 
     @property
@@ -82,5 +82,5 @@ class Bernoulli(Discrete):
         return binary_cross_entropy_with_logits(self.logits, self.probs, reduction="none")
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return 0 and 1 in a first dimension, for each distribution if `expand`."""
+        """Return 0 and 1 along a new first dimension, repeated for each distribution if `expand`."""
         return self._support(2, self._param.dtype, expand)

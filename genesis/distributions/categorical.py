@@ -58,5 +58,5 @@ class Categorical(Discrete):
         return -(self.logits.clamp(min=least) * self.probs).sum(-1)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return 0 to K - 1 in a first dimension, for each distribution if `expand`."""
+        """Return 0 to K - 1 along a new first dimension, repeated for each distribution if `expand`."""
         return self._support(self._num_events, int64, expand)

@@ -59,7 +59,7 @@ def less_than(upper_bound: Any) -> Constraint:
     return _Named(f"below {upper_bound}", lambda x: x < upper_bound)
 
 
-dependent = Constraint()  # depends on other arguments, and is not checked by itself
+dependent = Constraint()  # depends on other arguments, so `check` is never called
 real = _Named("a number", lambda x: ~x.isnan())
 real_vector = _Named("a vector of numbers", lambda x: ~x.isnan().any(-1), 1)
 positive = greater_than(0.0)

@@ -52,8 +52,8 @@ class Distribution:
     Args:
         batch_shape: shape of the parameters: one distribution for each element.
         event_shape: shape of one sample of one distribution.
-        validate_args: check arguments and the values of `log_prob` and `cdf`, by `arg_constraints` and `support`. On a
-            GPU each check waits for it. By default as `set_default_validate_args` says: True.
+        validate_args: whether to check arguments against `arg_constraints`, and values of `log_prob` and `cdf` against
+            `support`; by default see `set_default_validate_args`. On a GPU each check synchronizes the host.
 
     Raises:
         UsageError: for an argument or a value outside its constraint.
@@ -88,7 +88,7 @@ class Distribution:
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
-        """Switch the checks of distributions on or off that are created without `validate_args`."""
+        """Set `validate_args` of distributions that are created without it; initially it is True."""
         if value not in (True, False):
             raise UsageError(f"validate_args is {value!r}, and must be True or False")
         Distribution._validate_args = value
@@ -144,7 +144,7 @@ class Distribution:
         return Size((*sample_shape, *self._batch_shape, *self._event_shape))
 
     def _validate_sample(self, value: Tensor) -> None:
-        """Raise UsageError for a value whose shape does not fit, or that is outside the support, if it is checked."""
+        """With checks on, raise UsageError if the shape of a value does not fit, or if it is outside the support."""
         if not self._validate_args:
             return
         if not isinstance(value, Tensor):

@@ -21,7 +21,7 @@ _REGISTRY: dict[tuple[type, type], Divergence] = {}
 
 
 def register_kl(type_p: type, type_q: type) -> Callable[[Divergence], Divergence]:
-    """Decorate the function of the divergence between two classes, which also serves their subclasses."""
+    """Register the decorated function as the divergence between two classes and their subclasses."""
     for each in (type_p, type_q):
         if not issubclass(each, Distribution):
             raise UsageError(f"register_kl takes classes of distributions, not {each!r}")
@@ -36,7 +36,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[Divergence], Divergence
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
     """Return ∫ p·log(p/q) for each distribution of the batches. Raises NotDefinedError, a NotImplementedError.
 
-    Of several registered pairs, the one whose class of `p`, then of `q`, is the nearest serves.
+    If several registered pairs match, the nearest base class of `p` decides, then the nearest one of `q`.
     """
     for type_p in type(p).__mro__:
         for type_q in type(q).__mro__:

@@ -38,7 +38,7 @@ class Normal(Distribution):
         return -((value - self.loc) ** 2) / (2 * self.variance) - self.scale.log() - math.log(2 * math.pi) / 2
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of at most `value`."""
+        """Return the probability of a sample ≤ `value`."""
         self._validate_sample(value)
         return 0.5 * (1 + ((value - self.loc) / self.scale / math.sqrt(2)).erf())
 

@@ -36,13 +36,13 @@ class Uniform(Distribution):
         return self.low + share * (self.high - self.low)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the logarithm of the density: -inf outside [low, high), where the checks allow it."""
+        """Return the logarithm of the density: -inf outside [low, high) if checks are off."""
         self._validate_sample(value)
         inside = (self.low <= value) & (self.high > value)
         return inside.type_as(self.low).log() - self.entropy()
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Return the probability of at most `value`."""
+        """Return the probability of a sample ≤ `value`."""
         self._validate_sample(value)
         return ((value - self.low) / (self.high - self.low)).clamp(0, 1)
 

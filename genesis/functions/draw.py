@@ -193,7 +193,7 @@ def empty_permuted(
     """Return a tensor with undefined contents whose dimensions are stored in the order `physical_layout`."""
     shape, order = sizes_of((size,), "empty_permuted"), sizes_of((physical_layout,), "empty_permuted")
     if sorted(order) != [*builtins.range(len(shape))]:
-        raise ShapeError(f"empty_permuted: {order} is no order of {len(shape)} dimensions")
+        raise ShapeError(f"empty_permuted: {order} is not an order of {len(shape)} dimensions")
     memory = empty([shape[d] for d in order], dtype=dtype, device=device)
     inverse = [order.index(d) for d in builtins.range(len(shape))]
     return permute(memory, inverse).detach().requires_grad_(requires_grad)

@@ -74,7 +74,7 @@ IN_PLACE_FUNCTIONS = (
 )  # fmt: skip
 
 
-# Views whose function with _copy copies them.
+# Views that also have a function with the suffix _copy.
 COPIES = (
     "as_strided", "diagonal", "expand", "permute", "select", "split_with_sizes", "squeeze", "t", "transpose",
     "unbind", "unfold", "unsqueeze", "view",

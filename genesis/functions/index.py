@@ -415,7 +415,7 @@ def _scatter(name: str, x: Any, dim: int, index: Any, src: Any, accumulate: bool
 def scatter(x: Tensor, dim: int, index: Tensor, src: Operand, *, reduce: str | None = None) -> Tensor:
     """Return x with y[i, index[i, j, k], k] = src[i, j, k] for dim = 1; the last of repeated writes wins.
 
-    `reduce` "add" or "multiply" combines with the elements of x, without gradient.
+    `reduce` "add" or "multiply" combines `src` with the elements of x, without a gradient.
     """
     if reduce is not None:
         return scatter_(apply(elementwise.copy, x), dim, index, src, reduce=reduce)

@@ -259,7 +259,7 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
         if eps is not None:
             x = where(pw.lt(x, eps), eps, where(pw.gt(x, 1 - eps), 1 - eps, x))
             return pw.log(div(x, sub(1.0, x)))
-        x = pw.mul(x, where(pw.logical_or(pw.lt(x, 0), pw.gt(x, 1)), math.nan, 1.0))  # so is its gradient
+        x = pw.mul(x, where(pw.logical_or(pw.lt(x, 0), pw.gt(x, 1)), math.nan, 1.0))  # NaN for the gradient, too
         return sub(pw.log(x), pw.log1p(pw.neg(x)))
 
     return wide("logit", formula, x)

@@ -329,7 +329,7 @@ def householder_product(A: Tensor, tau: Tensor) -> Tensor:
     if A.shape[-2] < A.shape[-1] or tau.shape[-1] > A.shape[-1]:
         raise ShapeError(f"linalg.householder_product: shapes {tuple(A.shape)} and {tuple(tau.shape)} do not suit")
     one = eye(A.shape[-2], A.shape[-1], dtype=A.dtype, device=A.device).expand(A.shape)
-    return _reflected(A, tau, one, reversed(range(tau.shape[-1]))) + A[..., :0].sum()  # also without reflectors
+    return _reflected(A, tau, one, reversed(range(tau.shape[-1]))) + A[..., :0].sum()  # records A in any case
 
 
 @matrix_function(top=("orgqr",), only_top=True)

@@ -1122,8 +1122,8 @@ class Methods:
     def unique(
         self, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:
-        """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks
-        once."""
+        """Return the sorted distinct values of the flattened x, or slices along `dim`. Blocks once to read their
+        count."""
     def unique_consecutive(
         self, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
     ) -> Any:

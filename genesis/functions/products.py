@@ -54,7 +54,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
             raise UsageError(f"tensordot: {count} dimensions of shapes {shapes[0]} and {shapes[1]}")
         dims = (range(len(shapes[0]) - count, len(shapes[0])), range(count))
     left, right = ([normalize_axis(d, len(s)) for d in v] for v, s in zip(dims, shapes, strict=True))
-    if len(left) == len(right):  # a dimension of one element is summed with each of the other's
+    if len(left) == len(right):  # a dimension of size 1 broadcasts, so sum the other one
         for i, j in zip(left, right, strict=True):
             if 1 in (shapes[0][i], shapes[1][j]) and shapes[0][i] != shapes[1][j]:
                 a, b = (a, _sum(b, j)) if shapes[0][i] == 1 else (_sum(a, i), b)

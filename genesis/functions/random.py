@@ -116,7 +116,7 @@ def normal(
     device: DeviceLike = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return normal values with the given mean and standard deviation, of shape `size`, or one for each of a tensor."""
+    """Draw normal values: of shape `size`, or one for each element of `mean` and `std` if one of these is a tensor."""
     given = [v for v in (mean, std) if isinstance(v, TensorBase)]
     if given:
         shape = broadcast_shapes(*(v.array.shape for v in given))

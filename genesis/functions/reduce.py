@@ -251,7 +251,7 @@ def norm(
         dtype: dtype to which x is cast first.
     """
     if p == "nuc" and array_of(x, "norm").ndim > 1:
-        norms = importlib.import_module("genesis.functions.matrix_norms")  # its functions need those of this module
+        norms = importlib.import_module("genesis.functions.matrix_norms")  # it imports this module
         over = dim if dim is not None else tuple(range(x.array.ndim))
         return norms.matrix_norm(x, "nuc", over, keepdim, dtype=dtype, out=out)
     names = {None: 2.0, "fro": 2.0, "inf": math.inf, "-inf": -math.inf}
@@ -352,7 +352,7 @@ def unique(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """Return the distinct values of the flattened x, or slices along `dim`, sorted; reading their count blocks once.
+    """Return the sorted distinct values of the flattened x, or slices along `dim`. Blocks once to read their count.
 
     `return_inverse` also returns the position of each element's value among them, `return_counts` their counts.
     """

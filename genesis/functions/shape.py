@@ -22,7 +22,7 @@ from genesis.shapes import Shape, normalize_axes, normalize_axis, numel, resolve
 def view(x: Tensor, *shape: Sizes, dtype: DTypeLike = None) -> Tensor:
     """Return a view of x as `shape` (one size may be -1). Raises ShapeError if that needs a copy.
 
-    `view(dtype)` reads the same bytes as another type, which gets no gradient; the last dimension changes its size.
+    `view(dtype)` reads the same bytes as another type, without a gradient; the size of the last dimension changes.
     """
     if dtype is not None or (len(shape) == 1 and isinstance(shape[0], DType)):
         return _reinterpreted(x, as_dtype(shape[0] if dtype is None else dtype))
@@ -39,10 +39,10 @@ def _reinterpreted(x: Tensor, dtype: DType) -> Tensor:
     strides = [new if n == 1 else s * old for n, s in zip(shape, array.strides, strict=True)]
     if old != new:
         if not shape or (shape[-1] != 1 and array.strides[-1] != 1) or shape[-1] * old % new:
-            raise ShapeError(f"view({dtype.name}): the last of {shape}, strides {array.strides}, has no such elements")
+            raise ShapeError(f"view({dtype.name}): shape {shape}, strides {array.strides}: the last does not fit")
         shape, strides[-1] = (*shape[:-1], shape[-1] * old // new), new
     start = array.offset * old
-    array.data_ptr()  # ends a trace: a graph has one type for each storage
+    array.data_ptr()  # ends a trace, because a graph has one type for each storage
     if any(place % new for place in (*strides, start)):
         raise ShapeError(f"view({dtype.name}): strides {array.strides} do not align with {new} bytes")
     places = tuple(place // new for place in strides)

@@ -342,7 +342,7 @@ def _finished(
     if layout not in (None, strided):
         raise UsageError(f"{called.__name__}: the layout is {layout!r}", next="leave it out: tensors are strided")
     if out is not None and "pin_memory" in called.extras and "dtype" not in given:
-        given["dtype"] = array_of(out, called.__name__).dtype  # a created tensor has the type of its memory
+        given["dtype"] = array_of(out, called.__name__).dtype  # functions that create a tensor take out's dtype
     result = called(*args, **given)
     if out is not None:
         return store(result, out, called.__name__)

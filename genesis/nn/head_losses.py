@@ -63,7 +63,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
     """A softmax over frequent classes and clusters of rarer ones, which have smaller layers (Grave et al., 2017).
 
     Args:
-        in_features, n_classes: sizes of an input and of the whole distribution, with the most frequent classes first.
+        in_features, n_classes: size of an input, and number of classes, which are ordered from frequent to rare.
         cutoffs: first classes of the clusters, ascending.
         div_value: each cluster's layer is narrower than the one before by this factor.
         head_bias: whether the layer of frequent classes has a bias.
@@ -101,7 +101,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         x, labels = (input, target) if target.ndim else (input.unsqueeze(0), target.unsqueeze(0))
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.n_classes:
             raise IndexRangeError(f"AdaptiveLogSoftmaxWithLoss: a target is outside 0 to {self.n_classes - 1}")
-        # The head gives the class or its cluster; only rows of a cluster pass its layers.
+        # The head predicts the class or its cluster; a cluster's layers take only the rows with its classes.
         entry, inside = labels.clone(), x.new_zeros(len(labels))
         for i, (start, stop) in enumerate(pairwise(self.cutoffs)):
             rows = ((labels >= start) & (labels < stop)).nonzero().squeeze(1)
@@ -121,7 +121,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         return cat(parts, dim=1)  # type: ignore[no-any-return]
 
     def predict(self, input: Tensor) -> Tensor:
-        """Return the most probable classes `[N]`; clusters count where the head prefers one of them."""
+        """Return the most probable classes `[N]`; clusters are computed only where the head prefers one."""
         best = self.head(input).argmax(1)
         rows = (best >= self.shortlist_size).nonzero().squeeze(1)
         if rows.numel():

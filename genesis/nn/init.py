@@ -144,7 +144,7 @@ def trunc_normal_(
         return tensor.copy_(values)
 
 
-# Initial weights without a distribution of their own for each element.
+# Initial weights whose elements are not drawn independently.
 
 
 def _check_dims(tensor: Tensor, function: str, least: int, most: float) -> None:
@@ -268,8 +268,8 @@ def _calculate_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """Return the factor by which a layer's weights must be larger because of the nonlinearity after it.
 
-    It is linear (or a convolution, such as conv1d), sigmoid, tanh, relu, leaky_relu (with the negative slope `param`,
-    0.01 by default) or selu.
+    `nonlinearity` is linear (or a convolution, as conv1d), sigmoid, tanh, relu, leaky_relu (with the negative slope
+    `param`, 0.01 by default) or selu.
     """
     gains = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "selu": 3 / 4}
     gains |= {f"conv{kind}{n}d": 1.0 for kind in ("", "_transpose") for n in (1, 2, 3)}
@@ -278,7 +278,7 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
             raise UsageError(f"the slope of leaky_relu is {param!r}, and must be a number")
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in gains:
-        raise UsageError(f"the nonlinearity {nonlinearity!r} is unknown", next="use relu, tanh or another of the list")
+        raise UsageError(f"nonlinearity is {nonlinearity!r}", next="use linear, sigmoid, tanh, relu, leaky_relu, selu")
     return gains[nonlinearity]
 
 

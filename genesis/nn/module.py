@@ -309,7 +309,7 @@ class Module:
         Args:
             state_dict: tensors or numpy arrays by dotted name.
             strict: whether missing and unexpected names are errors; wrong shapes always are.
-            assign: take the tensors themselves, with their dtype and device, in new parameters. Ties stay.
+            assign: make new parameters of the tensors themselves, with their dtype and device. Ties remain.
 
         Raises:
             ModelError: if the state does not fit; it lists up to ten names of each kind and their number.
@@ -393,7 +393,7 @@ class Module:
         return self.to(dtype="bfloat16")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Replace the memory of parameters, buffers and gradients by that of `fn(tensor)`."""
+        """Replace the memory of parameters, buffers and gradients with the memory of `fn(tensor)`."""
         for tensor in (*self.parameters(recurse), *self.buffers(recurse)):
             grad = tensor.grad
             replace_array(tensor, fn(tensor.detach()).array)
@@ -645,7 +645,7 @@ class ModuleDict(Module):
         self.update(modules or {})
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Add or replace modules by name: of a mapping, or of pairs."""
+        """Add or replace modules by name, from a mapping or from pairs."""
         for name, module in dict(modules).items():
             self[name] = module
 

@@ -63,7 +63,7 @@ def multi_head_attention_forward(
         key_padding_mask: `[B, S]`, bool (True hides a key) or float (added to the scores).
         attn_mask: `[T, S]` or `[B·H, T, S]`, bool (True hides) or float.
         average_attn_weights: return the mean over heads; otherwise weights are `[B, H, T, S]`.
-        is_causal: `attn_mask` is the causal mask, which is then not read if no other mask or weights are needed.
+        is_causal: `attn_mask` is the causal mask; it is only read if another mask is given or weights are needed.
     """
     batched = _check_shapes(query, key, value, key_padding_mask, attn_mask, embed_dim_to_check, num_heads)
     if is_causal and attn_mask is None:
@@ -124,7 +124,7 @@ def _check_shapes(
 def _projected(
     inputs: tuple[Tensor, ...], weights: Tensor | tuple[Tensor | None, ...] | None, bias: Tensor | None
 ) -> Sequence[Tensor]:
-    """Return q, k and v. One product serves all of them if they have one input and one weight."""
+    """Return q, k and v. One matmul computes all of them if they share input and weight."""
     parts = weights if isinstance(weights, tuple) else (weights,)
     if any(w is None for w in parts):
         raise UsageError(f"{NAME}: a projection weight is None", next="pass in_proj_weight, or the three separate ones")

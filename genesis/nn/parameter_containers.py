@@ -1,4 +1,4 @@
-"""Lists and dicts of parameters that a module registers. Other values are kept as they are."""
+"""Lists and dicts of parameters that a module registers. Other values are stored unchanged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recurrent layers: RNN, LSTM and GRU, and their cells, with torch's parameters and order of gates.
 
-A padded batch is computed as a packed one in which every step has all sequences. The products with the inputs of all
-steps are one matmul; the steps follow one after the other.
+A padded batch is computed as a packed one in which every step has all sequences. One matmul computes the
+products with the inputs of all steps; the steps then run one after the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from genesis.nn.utils.rnn import PackedSequence
 from genesis.tensor import Tensor
 
 State = tuple[Tensor, ...]  # (h,) or (h, c)
-# From the gates of the input x·W_ihᵀ + b_ih, the gates of the state h·W_hhᵀ + b_hh, and the state.
+# (x·W_ihᵀ + b_ih, h·W_hhᵀ + b_hh, the state) -> the next state
 Step = Callable[[Tensor, Tensor, State], State]
 
 
@@ -72,7 +72,7 @@ class RNNBase(Module):
         if not 0 <= dropout <= 1:
             raise UsageError(f"{mode}: dropout is {dropout}, and must be between 0 and 1")
         if proj_size and (mode != "LSTM" or not 0 < proj_size < hidden_size):
-            raise UsageError(f"{mode}: proj_size {proj_size} is for an LSTM, and below hidden_size {hidden_size}")
+            raise UsageError(f"{mode}: proj_size {proj_size} needs an LSTM and a larger hidden_size than {hidden_size}")
         self.mode, self.input_size, self.hidden_size, self.num_layers = mode, input_size, hidden_size, num_layers
         self.bias, self.batch_first, self.dropout = bias, batch_first, float(dropout)
         self.bidirectional, self.proj_size = bidirectional, proj_size
@@ -147,7 +147,7 @@ class RNNBase(Module):
         return result, final_state if self.mode == "LSTM" else final_state[0]
 
     def _initial(self, hx: Any, data: Tensor, batch: int, single: bool, order: Tensor | None) -> State:
-        """Return the initial state, `[layers · directions, batch, size]` each."""
+        """Return the tensors of the initial state, `[layers · directions, batch, size]` each."""
         sizes = (self.proj_size or self.hidden_size, self.hidden_size)[: 2 if self.mode == "LSTM" else 1]
         shapes = [(len(self._suffixes), batch, size) for size in sizes]
         if hx is None:
@@ -260,7 +260,7 @@ class RNNCellBase(Module):
         return f"{self.input_size}, {self.hidden_size}" + changed_settings(self, bias=True)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """Return the next state of `[B, input]` or `[input]`; a pair (h, c) for an LSTM. The state starts at 0."""
+        """Return the next state of `[B, input]` or `[input]`; a pair (h, c) for an LSTM. By default `hx` is 0."""
         if input.ndim not in (1, 2) or input.shape[-1] != self.input_size:
             raise ShapeError(f"{self.mode}: the input has shape {input.shape}, and should end in {self.input_size}")
         count = 2 if self.mode == "LSTM" else 1

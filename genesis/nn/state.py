@@ -15,7 +15,7 @@ from genesis.op import registry
 from genesis.tensor import Tensor
 
 SHOWN = 10  # names in an error, because the weights of another model can have thousands
-EXTRA = "_extra_state"  # the name of what `Module.get_extra_state` returns
+EXTRA = "_extra_state"  # the key of the value that `Module.get_extra_state` returns
 
 
 class LoadResult(NamedTuple):
@@ -118,7 +118,7 @@ def extras(root: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def hooked(root: Any, kind: str, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """Return the state hooks of a kind with prefix and module: parents first, but after loading or saving last."""
+    """Return the state hooks of a kind with prefix and module: parents first, or last after loading or saving."""
     found = [(b, m, h.call) for b, m in owners(root, prefix) for h in m._state_hooks.values() if h.kind == kind]
     return found[::-1] if kind in ("saved", "loaded") else found
 
@@ -134,10 +134,10 @@ def load(root: Any, state: Mapping[str, Any], strict: bool, assign: bool) -> Loa
         state = dict(state)
     for prefix, module, hook in before:
         hook(module, state, prefix, {}, strict, missing, unexpected, errors)
-    # Further values are not tensors of the module.
+    # Take out the values of `get_extra_state`, which are not tensors of the module.
     values = {name: state.pop(name) for name in further if name in state}  # type: ignore[attr-defined]
     missing += [name for name in further if name not in values]
-    # With a hook afterwards, it decides which names may be missing.
+    # A hook that runs after loading decides which names may be missing.
     owner = type(root).__name__
     refuse_misfit(owner, errors if after else [*errors, *_unfit(missing, unexpected, strict)])
     found = load_state(owner, dict(members(root)), state, strict and not after, root if assign else None)

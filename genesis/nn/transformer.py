@@ -98,7 +98,7 @@ def _activation(given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 
 
 class _Layer(Module):
-    """A block of self-attention, in a decoder attention to a memory, and two linear layers."""
+    """A block: self-attention, in a decoder also attention to a memory, and two linear layers."""
 
     memory_attends = False
 
@@ -125,7 +125,7 @@ class _Layer(Module):
         self.activation = _activation(activation)
 
     def _added(self, x: Tensor, norm: Module, block: Callable[..., Tensor], *rest: Any) -> Tensor:
-        """x plus a block of it, normalized before the block or after the sum."""
+        """Return x + block(x), with the norm before the block or after the sum."""
         return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))
 
     def _attended(
@@ -164,7 +164,7 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """Self-attention, attention to a memory and two linear layers; arguments are those of `TransformerEncoderLayer`."""
+    """Self-attention, attention to a memory and two linear layers; for arguments see `TransformerEncoderLayer`."""
 
     memory_attends = True
 
@@ -251,7 +251,7 @@ class Transformer(Module):
 
     Args:
         d_model, nhead, dim_feedforward, activation, batch_first, norm_first: as for `TransformerEncoderLayer`.
-        custom_encoder, custom_decoder: modules that replace them.
+        custom_encoder, custom_decoder: modules that replace encoder and decoder.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Transformer(Module):
         """Return the decoder's outputs, with the shape of `tgt`."""
         row = 0 if self.batch_first else 1
         if src.ndim == 3 and src.shape[row] != tgt.shape[row]:
-            raise ShapeError(f"Transformer: src {tuple(src.shape)} and tgt {tuple(tgt.shape)} have other batches")
+            raise ShapeError(f"Transformer: src {tuple(src.shape)} and tgt {tuple(tgt.shape)} differ in batch size")
         if not src.shape[-1] == tgt.shape[-1] == self.d_model:
             raise ShapeError(f"Transformer: src and tgt have {src.shape[-1]} and {tgt.shape[-1]} channels",
                              next=f"pass {self.d_model}")  # fmt: skip

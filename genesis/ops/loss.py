@@ -400,7 +400,7 @@ def linear_token_log_probs(
         x: `[N, H]` hidden states.
         weight: `[V, H]`, the head.
         labels: integers `[N]`, or `[B, T]` with N = B·T.
-        shift: row t has the label t + `shift`, and the last `shift` rows none.
+        shift: row t has the label t + `shift`, and the last `shift` rows have none.
         with_dx: also return the gradient of each row's log-probability with respect to x, for a frozen head.
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)

@@ -309,7 +309,7 @@ def prod_backward(out: np.ndarray, g: np.ndarray, x: np.ndarray, axes: Axes = No
 def _extremum_vjp(ctx: Context, g: Array) -> Grads:
     x = ctx.inputs[0]
     chosen = eq(x, _repeat(ctx, ctx.outputs[0]))
-    if ctx.attrs.get("axes") is None:  # the NaNs share it, as in torch's max() and min()
+    if ctx.attrs.get("axes") is None:  # NaNs share the gradient, as in torch's max() and min()
         chosen = registry["logical_or"](chosen, registry["isnan"](x))
     return (_share_ties(ctx, g, chosen),)
 

@@ -53,7 +53,7 @@ class Rule:
     update: Callable[..., tuple[Value, ...]]
     flops: int
     choices: Callable[[Mapping[str, Any]], tuple[bool, ...]] = lambda attrs: ()
-    is_plain = False  # ops run it
+    is_plain = False  # an op runs the rule, not tensor operations
 
     def __post_init__(self) -> None:
         assert self.name not in RULES, f"two rules are called {self.name}"

@@ -269,7 +269,7 @@ class RuleCall(NamedTuple):
         """Update by one op, which multiplies the gradient by `scale`."""
         inputs = (shard.grad.array, *(x.array for x in shard.state.values()), lr, shard.step, scale)
         if isinstance(self.rule, MatrixRule):
-            assert self.rule.op is not None, "a rule without an op runs plainly"
+            assert self.rule.op is not None, "a rule without an op runs `plain`"
             self.rule.op(shard.param.array, *inputs, **self.attrs)
             return
         step, split_step = steps_of(self.rule)

@@ -53,9 +53,9 @@ class LRScheduler:
     Subclasses define `get_lr`, or `next_rate` and, where a formula exists, `rate`.
 
     Args:
-        optimizer: optimizer whose groups' current rates, or "initial_lr" if they have it, are the initial rates.
-        last_epoch: number of the last step, -1 at the start. Otherwise the groups need "initial_lr", as in a loaded
-            optimizer.
+        optimizer: optimizer; a group's initial rate is its "initial_lr" if it has one, else its current rate.
+        last_epoch: number of the last step, or -1 at the start. Any other number requires groups with "initial_lr",
+            as in a loaded optimizer.
     """
 
     def __init__(self, optimizer: Optimizer, last_epoch: int = -1) -> None:
@@ -153,7 +153,7 @@ class _ByFunctions(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all attributes but the optimizer and functions; of other callables, their attributes."""
+        """Return all attributes but the optimizer and functions; other callables are saved by their attributes."""
         kept = [None if isinstance(f, FunctionType) else dict(getattr(f, "__dict__", {})) for f in self.lr_lambdas]
         return {**super().state_dict(), "lr_lambdas": kept}
 

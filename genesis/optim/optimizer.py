@@ -220,7 +220,7 @@ class Optimizer(SavedStates):
             group["lr"] = lr * group.get("lr_factor", 1.0)
 
     def __init_subclass__(cls, **rest: Any) -> None:
-        """Run the hooks around the step of a class that has no rule, which computes its updates itself."""
+        """Make the `step` of a subclass without a rule run the hooks."""
         super().__init_subclass__(**rest)
         if "step" in vars(cls) and not cls.has_rule():
             cls.step = hooked(vars(cls)["step"])  # type: ignore[method-assign]
@@ -245,7 +245,7 @@ class Optimizer(SavedStates):
         return loss
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
-        """Call `hook(optimizer, args, kwargs)` before each step; it may return others. args[0] is the optimizer."""
+        """Call `hook(optimizer, args, kwargs)` before each step; it may return new ones. args[0] is the optimizer."""
         return added(self._hooks["step_pre"], hook)
 
     def register_step_post_hook(self, hook: Callable[..., Any]) -> HookHandle:

@@ -195,7 +195,7 @@ class SavedStates(GroupStates):
 
 
 def _like(param: Tensor, value: Any, name: str = "") -> Any:
-    """Return a state on the device of a parameter, float tensors but steps with its dtype."""
+    """Return a state on the parameter's device; float tensors except "step" also take its dtype."""
     if isinstance(value, Tensor):
         dtype = param.dtype if value.is_floating_point() and name != "step" else value.dtype
         return value.to(device=param.device, dtype=dtype).clone()

@@ -403,7 +403,7 @@ class GroupStates:
 
     @classmethod
     def has_rule(cls) -> bool:
-        """Whether updates are those of a rule; a class without one defines `step`."""
+        """Whether a rule computes the updates; a class without one defines `step`."""
         return cls.rule.__func__ is not GroupStates.rule.__func__  # type: ignore[attr-defined]
 
     @classmethod

@@ -59,7 +59,7 @@ def get_swa_multi_avg_fn() -> MultiAverage:
 
 
 class AveragedModel(Module):
-    """A copy of a model, whose parameters average those of the model over the calls of `update_parameters`.
+    """A copy of a model whose parameters are averages of the model's parameters at calls of `update_parameters`.
 
     Args:
         device: place of the copy, by default the model's.

@@ -51,7 +51,7 @@ def checkpoint(
         use_reentrant: True refuses keywords and contexts, as torch does. Both values compute alike.
         preserve_rng_state: repeat the random draws in backward.
         context_fn: makes the contexts of the first call and of the repetition.
-        determinism_check: "none" does not compare the shapes and dtypes of both.
+        determinism_check: "default" compares shapes and dtypes of both calls; "none" does not.
         debug: has no effect.
         early_stop: has no effect.
         respect_saved_tensors_hooks: has no effect.
@@ -83,7 +83,7 @@ def checkpoint_sequential(
     use_reentrant: bool | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Apply functions in order, in `segments` parts of which all but the last are checkpoints.
+    """Apply functions in order, in `segments` parts; all but the last are checkpointed.
 
     >>> from genesis.utils.checkpoint import checkpoint_sequential
     >>> checkpoint_sequential([genesis.exp, genesis.log], 2, genesis.ones(2), use_reentrant=False)

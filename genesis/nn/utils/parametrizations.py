@@ -102,8 +102,8 @@ def spectral_norm(
 ) -> Module:
     """Divide a weight by its largest singular value (Miyato et al., 2018), which power iterations estimate.
 
-    In training mode each use of the weight makes `n_power_iterations`. `dim` becomes the rows of the matrix: by default
-    0, or 1 for transposed convolutions.
+    In training mode each use of the weight runs `n_power_iterations`. The rows of the matrix are the indices of `dim`:
+    by default 0, or 1 for transposed convolutions.
     """
     weight = getattr(module, name, None)
     if not isinstance(weight, Tensor):
@@ -165,7 +165,7 @@ class _Orthogonal(Module):
             q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         self.base = q.clone()
         start = first.new_zeros(first.shape)
-        start.diagonal(dim1=-2, dim2=-1).fill_(-1)  # householder reads signs here; the other maps ignore it
+        start.diagonal(dim1=-2, dim2=-1).fill_(-1)  # householder reads signs from it; the other maps ignore it
         return start
 
 

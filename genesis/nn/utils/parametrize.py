@@ -25,7 +25,7 @@ __all__ = [
     "transfer_parametrizations_and_params", "type_before_parametrizations",
 ]  # fmt: skip
 
-_caches: list[dict[tuple[int, str], Tensor]] = []  # one for each open `cached` block; the first one serves
+_caches: list[dict[tuple[int, str], Tensor]] = []  # one for each open `cached` block; the first one is used
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def register_parametrization(
 
 
 def is_parametrized(module: Module, tensor_name: str | None = None) -> bool:
-    """Whether a tensor of the module is parametrized; any of them without a name."""
+    """Whether the tensor of this name is parametrized; without a name, whether any is."""
     table = module.__dict__.get("_modules", {}).get("parametrizations")
     return isinstance(table, ModuleDict) and (len(table) > 0 if tensor_name is None else tensor_name in table)
 

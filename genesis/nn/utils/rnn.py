@@ -22,7 +22,7 @@ class _Packed(NamedTuple):
 
 
 class PackedSequence(_Packed):
-    """Sequences step by step, the longest first: `data` `[elements, …]` holds the first elements of all, and so on.
+    """Sequences step by step, the longest first: `data` `[elements, …]` holds the first elements, then the second, …
 
     Attributes:
         batch_sizes: int64 on the CPU: how many sequences have an element at each step.

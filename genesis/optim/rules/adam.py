@@ -87,7 +87,7 @@ class Adam(Optimizer):
         super().check_settings(group)
         check_flags(group, ("amsgrad", "decoupled_weight_decay"))
         if group["amsgrad"]:
-            self.elementwise = False  # states lie beside flat buffers
+            self.elementwise = False  # the states are not stored in flat buffers
 
     @property
     def not_capturable(self) -> str | None:

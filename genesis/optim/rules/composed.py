@@ -1,4 +1,4 @@
-"""The optimizers that torch has beside those with a kernel, in tensor operations on one parameter after the other.
+"""torch's optimizers that have no kernel here: tensor operations update one parameter after the other.
 
 They read step count and learning rate on the host, so a CUDA graph cannot capture them. Flat buffers hold their
 parameters and gradients, not their states. The formulas are torch's, with its order of operations.
@@ -18,11 +18,11 @@ from genesis.shapes import Shape
 from genesis.tensor import Tensor
 
 Formula = Callable[..., None]
-IMPLEMENTATION = ("capturable", "foreach", "differentiable")  # arguments that are no settings of a group
+IMPLEMENTATION = ("capturable", "foreach", "differentiable")  # arguments that are not settings of a group
 
 
 def _penalized(p: Tensor, g: Tensor, weight_decay: float, decoupled_lr: float | None = None) -> Tensor:
-    """Return the gradient with the L2 penalty, or decay the parameter itself by the learning rate that is given."""
+    """Return the gradient with the L2 penalty or, with `decoupled_lr`, decay the parameter and return it unchanged."""
     if decoupled_lr is None:
         return g + p * weight_decay if weight_decay else g
     p.mul_(1 - decoupled_lr * weight_decay)
@@ -34,7 +34,7 @@ class Composed(Optimizer):
 
     elementwise = False
     at_least_0: ClassVar[tuple[str, ...]] = ("lr", "weight_decay")
-    states: ClassVar[dict[str, float | str]]  # their first values; a name stands for the setting of this name
+    states: ClassVar[dict[str, float | str]]  # initial values; a text names the setting that holds the value
     scalars: ClassVar[tuple[str, ...]] = ()  # the states with one element
     formula: ClassVar[Formula]
 

@@ -274,7 +274,7 @@ class _WorkerIterator(_Iterator):
             self.workers.append(_Worker(context, info, self.fetcher, loader.worker_init_fn))
 
     def restart(self) -> None:
-        """Start an epoch of workers that stay; what they still made for the last one is dropped."""
+        """Start an epoch of workers that stay; drop the batches that they still made for the previous one."""
         for each in self.workers:
             each.send(None)
         while any(each.open for each in self.workers):
@@ -319,7 +319,7 @@ class _WorkerIterator(_Iterator):
         raise StopIteration
 
     def _answered(self) -> int | None:
-        """Return the position in `order` of the task whose answer comes next, or None if it is not here yet."""
+        """Return the position in `order` of the task whose answer comes next, or None if none has arrived."""
         tasks = self.order if not self.loader.in_order else list(self.order)[:1]
         return next((i for i, (number, _) in enumerate(tasks) if number in self.answers), None)
 
@@ -334,7 +334,7 @@ class _WorkerIterator(_Iterator):
         if not ready:
             self.stop()
             what = f"no DataLoader worker answered within {self.loader.timeout} s"
-            raise DistributedError(what, next="raise timeout=, or see what the data set does with num_workers=0")
+            raise DistributedError(what, next="raise timeout=, or find the slow example with num_workers=0")
         for pipe in ready:
             worker = busy[pipe]  # type: ignore[index]
             try:
@@ -357,7 +357,7 @@ class _WorkerIterator(_Iterator):
 
 
 def _in_worker(number: int, kind: type[Exception], text: str) -> Exception:
-    """Return the error to raise for one in a worker: of the same class where a text makes one, with its traceback."""
+    """Return a worker's error with its traceback: of the same class if that accepts a text, else a DistributedError."""
     what = f"{kind.__name__} in DataLoader worker {number}"
     try:
         if issubclass(kind, GenesisError):

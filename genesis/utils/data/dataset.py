@@ -91,7 +91,7 @@ class StackDataset(Dataset[Any]):
         named = isinstance(self.datasets, dict)
         columns = [examples(each, indices) for each in (self.datasets.values() if named else self.datasets)]
         if any(len(each) != len(indices) for each in columns):
-            raise UsageError(f"__getitems__ of {len(indices)} indices returned {[len(each) for each in columns]}")
+            raise UsageError(f"__getitems__ of {len(indices)} indices gave lists of {[len(each) for each in columns]}")
         rows = zip(*columns, strict=True)
         return [dict(zip(self.datasets, row, strict=True)) for row in rows] if named else list(rows)
 

@@ -50,7 +50,7 @@ class SequentialSampler(Sampler[int]):
 
 
 class RandomSampler(Sampler[int]):
-    """The indices of a data set in random order, or drawn with replacement; `num_samples` of them, else all."""
+    """The indices of a data set in random order, or drawn with replacement; `num_samples` of them, by default all."""
 
     def __init__(
         self,

@@ -105,7 +105,7 @@ def serve(pipe: Connection, info: WorkerInfo, fetcher: tuple[Any, ...], start: C
                 sent = _failure(number, error)
         try:
             pipe.send_bytes(sent)
-        except OSError:  # the loader has gone
+        except OSError:  # the loader closed the pipe
             return
 
 
