@@ -277,9 +277,11 @@ def _on_gpu(config: Config, asked: Choices, place: Place) -> Sized:
         rows = max(1, STEP_TOKENS // config.data.seq_len)
     plan = None
     for how, batch in _choices(rows, shape):
-        plan = run_plan(with_batch(config, batch), shape, place.device, activation_checkpointing=how)
+        micro = -(-rows // batch)
+        changed = {"activation_checkpointing": how, "accumulation_steps": micro}
+        plan = run_plan(with_batch(config, batch), shape, place.device, **changed)
         if plan.reserved <= place.room:
-            return Sized(batch, -(-rows // batch), how, plan)
+            return Sized(batch, micro, how, plan)
     assert plan is not None
     raise OutOfMemoryError(
         f"not even one row of {config.data.seq_len:,} tokens fits: a step needs {format_bytes(plan.reserved)} of the"

@@ -217,7 +217,7 @@ def test_a_small_gpu_computes_more_again_and_a_tiny_one_is_refused(
     (here / "mine.jsonl").write_text("")
     a_row = {"none": 100, "selective": 60, "full": 20}
 
-    def planned(config: Config, *rest: object, activation_checkpointing: str) -> SimpleNamespace:
+    def planned(config: Config, *rest: object, activation_checkpointing: str, **_: int) -> SimpleNamespace:
         return SimpleNamespace(reserved=config.train.batch_size * a_row[activation_checkpointing] << 20)
 
     monkeypatch.setattr(session, "run_plan", planned)
