@@ -3,7 +3,7 @@
 A kernel computes every value at one element of its space. So a piece of a `cat` becomes a value of the whole shape
 that means something only in its part, and `choose` takes each element from the piece whose part it lies in. Ops that
 compute the piece move behind its placement, down to loads with a mask. A slice of a computed value is computed again
-from slices of the operands.
+from slices of the operands, and so are a few elements that an index picks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from genesis.array import Array, Spec
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import is_random, run_op
 from genesis.op import Op, registry
-from genesis.shapes import Shape, contiguous_strides
+from genesis.shapes import Shape, broadcast_strides, contiguous_strides
 
 DEPTH = 6  # ops that move behind a placement, or are computed again for a slice
 PARTS = 8  # of a cat
@@ -104,7 +104,7 @@ class Windows:
         self.is_point = is_point
         for call in graph.calls:
             inputs = tuple(self.narrow(x) if isinstance(x, Value) else x for x in call.inputs)
-            call = self._placed(Call(call.op, inputs, call.attrs, call.outputs, call.line))
+            call = self._picked(self._placed(Call(call.op, inputs, call.attrs, call.outputs, call.line)))
             self.calls.append(call)
             for v in call.outputs:
                 v.call, self.made_by[v] = call, call
@@ -140,6 +140,45 @@ class Windows:
             for x, start in zip(parts, (0, *ends), strict=False)
         )
         return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs, call.line)
+
+    def _picked(self, call: Call) -> Call:
+        """What computes a few elements of a computed value, in place of a choice among all of them."""
+        out, x = call.outputs[0], call.inputs[0] if call.inputs else call.outputs[0]
+        if call.op.name != "index_get" or 8 * out.size > x.size or len(call.attrs["dims"]) != len(x.shape):
+            return call
+        maker = self._moves(x, DEPTH)
+        if maker is None or maker.op.name == "fill":
+            return call
+        inputs = tuple(self._pick(v, x.shape, call, DEPTH - 1) for v in maker.inputs)
+        return Call(maker.op, inputs, maker.attrs, call.outputs, call.line)
+
+    def _pick(self, v: Any, shape: Shape, call: Call, depth: int) -> Any:
+        """The elements that a call of index_get picks from an operand that is broadcast to a shape."""
+        if not isinstance(v, Value):
+            return v
+        out, dims = call.outputs[0], call.attrs["dims"]
+        x = v.window(shape, broadcast_strides(v.shape, v.strides, shape), v.offset)
+        moves = {d for d, (st, n) in enumerate(zip(x.strides, shape, strict=True)) if st and n > 1}
+        if moves <= {d for d, index in zip(dims, call.inputs[1:], strict=True) if self._counts(index, d, out)}:
+            strides = tuple(x.strides[d] if d in moves else 0 for d in range(len(out.shape)))
+            return x.window(out.shape, strides, x.offset)
+        maker = self._moves(x, depth)
+        key = (x.root, x.shape, x.strides, x.offset, tuple(map(id, call.inputs[1:])))
+        if key in self.known:
+            return self.known[key]
+        if maker is None:
+            return self._new(key, call.op, (x, *call.inputs[1:]), call.attrs, out.shape, x)
+        inputs = tuple(self._pick(y, shape, call, depth - 1) for y in maker.inputs)
+        return self._new(key, maker.op, inputs, maker.attrs, out.shape, x)
+
+    def _counts(self, index: Any, dim: int, out: Value) -> bool:
+        """Whether an index is 0, 1, 2, … along a dimension of the result, and the same in the others."""
+        maker = self.made_by.get(index.root) if isinstance(index, Value) else None
+        if maker is None or maker.op.name != "arange" or index.offset or dim >= len(out.shape):
+            return False
+        strides = broadcast_strides(index.shape, index.strides, out.shape)
+        is_unit = all(st == (d == dim) or n == 1 for d, (st, n) in enumerate(zip(strides, out.shape, strict=True)))
+        return is_unit and (maker.attrs["start"], maker.attrs["step"]) == (0, 1)
 
     def _moves(self, x: Value, depth: int) -> Call | None:
         """The elementwise call that computes a value and can compute it in another shape."""

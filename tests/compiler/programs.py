@@ -17,6 +17,13 @@ import numpy as np
 import genesis
 from genesis import Tensor
 
+
+def first(x: Tensor) -> Tensor:
+    """The first and the last element of each row."""
+    index = (genesis.arange(2, device=x.device) * (x.shape[-1] - 1)).expand(*x.shape[:-1], 2)
+    return x.gather(-1, index)
+
+
 SHAPES = ((3, 5), (4, 1), (1, 6), (2, 3, 4), (7,), (2, 33), (1,), (5, 70), (2, 300))
 UNARY: tuple[Callable[..., Any], ...] = (
     lambda x: x.tanh(), lambda x: x.sigmoid(), lambda x: (x * 0.3).exp(), lambda x: x.abs() + 0.5, lambda x: x * x,
@@ -31,6 +38,7 @@ REDUCTIONS: tuple[Callable[..., Any], ...] = (
     lambda x: x.sum(0, keepdim=True), lambda x: x.mean(), lambda x: x.sum(), lambda x: x.sum(-1),
     lambda x: x.var(-1, keepdim=True) if x.shape[-1] > 1 else x, lambda x: x.softmax(-1), lambda x: x.logsumexp(-1),
     lambda x: x.log_softmax(-1), lambda x: x.amin(0), lambda x: x.std(-1) if x.shape[-1] > 1 else x.sum(-1),
+    lambda x: first(x.log_softmax(-1)), lambda x: first(x * 2),
 )  # fmt: skip
 VIEWS: tuple[Callable[..., Any], ...] = (
     lambda x: x.transpose(0, -1), lambda x: x.reshape(-1), lambda x: x[..., ::2], lambda x: x.unsqueeze(0),
