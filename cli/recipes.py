@@ -81,7 +81,7 @@ def load_run(name: str, overrides: Sequence[str], *, resumes: bool) -> tuple[Con
 
 def _source(name: str) -> tuple[str | bytes, str]:
     """Return the text of the configuration `name`, and its name for errors."""
-    from genesis.files.trust import stranger
+    from genesis.files.trust import foreign_owner
     from genesis.train.config_file import read_source
 
     with boundary(ConfigError, "looking for the configuration", name):
@@ -92,7 +92,7 @@ def _source(name: str) -> tuple[str | bytes, str]:
         close = nearest(Path(name).stem, names())
         next = f"did you mean the recipe {close}?" if close else f"the shipped recipes are: {', '.join(names())}"
         raise ConfigError("the file or recipe does not exist", where=escape(name), next=next)
-    if name in names() and (user := stranger(name)) is not None:
+    if name in names() and (user := foreign_owner(name)) is not None:
         what = f"the file {name} in this folder belongs to user {user}, and a recipe has the same name"
         next = f"write ./{name} to use the file, or run the command in another folder to use the recipe"
         raise ConfigError(what, where=escape(Path(name).absolute()), next=next)

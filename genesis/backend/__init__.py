@@ -73,8 +73,8 @@ class Device:
     def __init__(self, type: Device | str, index: int | None = None) -> None:
         kind, number = _parse_device(type)
         if kind is None or (index is not None and number is not None):
-            given = repr(type) if index is None else f"{type!r} with index {index!r}"
-            raise DeviceError(f"{given} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
+            shown = repr(type) if index is None else f"{type!r} with index {index!r}"
+            raise DeviceError(f"{shown} is not a device", next='use "cpu", "cuda" or "cuda:<index>"')
         if index is not None and not (index.__class__ is int and index >= 0):
             raise DeviceError(f"{index!r} is not the index of a device", next="use 0, 1, ...")
         number = index if number is None else number

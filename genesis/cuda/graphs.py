@@ -332,8 +332,8 @@ class _GraphedCall:
         differentiable = [y for y in results if y.requires_grad]
         if not wanted or not differentiable:
             return (None,) * len(self.operands)
-        found = iter(grad(differentiable, wanted, list(seeds), allow_unused=self.allow_unused))
-        return tuple(next(found) if x.requires_grad else None for x in self.operands)
+        gradients = iter(grad(differentiable, wanted, list(seeds), allow_unused=self.allow_unused))
+        return tuple(next(gradients) if x.requires_grad else None for x in self.operands)
 
     def warm_up(self, count: int) -> None:
         for _ in range(count):
@@ -366,9 +366,9 @@ class _GraphedCall:
 
             @staticmethod
             def backward(context: Any, *seeds: Tensor) -> Any:
-                given = [g for g, y in zip(seeds, call.results, strict=True) if y.requires_grad]
+                used = [g for g, y in zip(seeds, call.results, strict=True) if y.requires_grad]
                 with no_grad():
-                    for static, g in zip(call.seeds, given, strict=True):
+                    for static, g in zip(call.seeds, used, strict=True):
                         static.copy_(g)
                 call.backward_graph.replay()
                 return tuple(None if g is None else clone(g.detach()) for g in call.gradients)

@@ -23,11 +23,11 @@ def library() -> Any:
     folders = ("", *(f"{folder}/nvidia/nvtx/lib/" for folder in sys.path))
     for path in (folder + name for folder in folders for name in names):
         with contextlib.suppress(OSError, AttributeError):  # the file or its function is missing
-            found = ctypes.CDLL(path)
+            nvtx = ctypes.CDLL(path)
             for name in ("nvtxRangePushA", "nvtxRangeStartA", "nvtxMarkA"):
-                getattr(found, name).argtypes = [ctypes.c_char_p]
-            found.nvtxRangeStartA.restype, found.nvtxRangeEnd.argtypes = ctypes.c_uint64, [ctypes.c_uint64]
-            return found
+                getattr(nvtx, name).argtypes = [ctypes.c_char_p]
+            nvtx.nvtxRangeStartA.restype, nvtx.nvtxRangeEnd.argtypes = ctypes.c_uint64, [ctypes.c_uint64]
+            return nvtx
     return None
 
 

@@ -41,9 +41,9 @@ class CudaModule:
     def __init__(self, name: str, source: str, macros: dict[str, Macro], options: tuple[str, ...]) -> None:
         from genesis.custom.cuda_source import SourceKernel, kernels_of
 
-        self._macros, title, found = macros, f"{name}.cu", kernels_of(source, f"{name}.cu")
-        self.name, self.kernels = name, tuple(found)
-        self._sources = {k: SourceKernel(source, k, p, title, options, self.kernels) for k, p in found.items()}
+        self._macros, title, parameters = macros, f"{name}.cu", kernels_of(source, f"{name}.cu")
+        self.name, self.kernels = name, tuple(parameters)
+        self._sources = {k: SourceKernel(source, k, p, title, options, self.kernels) for k, p in parameters.items()}
 
     def __getattr__(self, name: str) -> CudaKernel:
         if name not in self.__dict__.get("_sources", ()):

@@ -113,13 +113,13 @@ def parameters_of(source: str, entry: str | None, where: str) -> tuple[str, tupl
 
 def kernels_of(source: str, where: str) -> dict[str, tuple[Parameter, ...]]:
     """Return the parameters of every kernel of a source. Raises UsageError if there is none."""
-    found = {}
+    kernels = {}
     for name, listed in _KERNEL.findall(_COMMENTS.sub(" ", source)):
         texts = [text.strip() for text in listed.split(",")]
-        found[name] = tuple(_parameter(text) for text in texts if text and text != "void")
-    if not found:
+        kernels[name] = tuple(_parameter(text) for text in texts if text and text != "void")
+    if not kernels:
         raise UsageError("the source has no `__global__ void name(...)`", where=where, next="add the kernel")
-    return found
+    return kernels
 
 
 def _parameter(text: str) -> Parameter:

@@ -248,11 +248,11 @@ def _count(name: str, rule: Rule) -> Callable[[tuple[Any, ...], tuple[Array, ...
 # --- Launching a kernel, in Triton or CUDA C++ ------------------------------------------------------------------------
 
 
-def three_sizes(name: str, what: str, given: Any) -> Grid:
-    """A grid or block in three dimensions. Raises UsageError, which names `name`, unless up to three are given."""
-    sizes = given if isinstance(given, tuple | list) else (given,)
+def three_sizes(name: str, what: str, value: Any) -> Grid:
+    """A grid or block in three dimensions. Raises UsageError, which names `name`, unless up to three are value."""
+    sizes = value if isinstance(value, tuple | list) else (value,)
     if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in sizes):
-        raise UsageError(f"{name}: {what} must be up to three sizes, not {given!r}", next="use cdiv()")
+        raise UsageError(f"{name}: {what} must be up to three sizes, not {value!r}", next="use cdiv()")
     x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 

@@ -210,7 +210,7 @@ def _is_private_group(group: int) -> bool:
     return user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
 
 
-def stranger(path: str | os.PathLike[str]) -> int | None:
+def foreign_owner(path: str | os.PathLike[str]) -> int | None:
     """The owner of `path` if it is neither this user nor root, otherwise None, also if nothing exists there.
 
     For root, the owner of the folder around the path is accepted too. Raises DiskError.
@@ -236,7 +236,7 @@ def check_owner(path: Path, *, next: str, trusted: int | None = None) -> None:
     with DEFAULT.errors("list", path):
         inside = [path / name for name in sorted(os.listdir(path))] if path.is_dir() else []
     for entry in (path, *inside):
-        if (user := stranger(entry)) not in (None, trusted):
+        if (user := foreign_owner(entry)) not in (None, trusted):
             raise ModelError(f"{escape(entry)} belongs to user {user}", where=escape(path), next=next)
 
 

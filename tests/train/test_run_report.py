@@ -252,7 +252,7 @@ def test_nothing_outside_of_a_run_gets_into_its_page(
     secret = made(tmp_path / "secret", [7.5], lr="canary", text="canary") / name
     path = run / name
     if kind == "other user":
-        monkeypatch.setattr("genesis.files.trust.stranger", lambda found: 4242 if Path(found) == path else None)
+        monkeypatch.setattr("genesis.files.trust.foreign_owner", lambda found: 4242 if Path(found) == path else None)
     else:
         path.unlink()
     if kind in ("link", "dangling"):

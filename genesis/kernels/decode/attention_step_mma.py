@@ -126,7 +126,7 @@ def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, z
         weights += (converted(b_p, TYPE),)
     b_sum = b_sum * b_rescale + tl.sum(b_weight, 1)  # [BS * 8]
     # Multiply the probabilities by the values.
-    found = ()
+    new_acc = ()
     for i in tl.static_range(SIZE // 64):
         o = acc[2 * i] * b_rescale[:, None], acc[2 * i + 1] * b_rescale[:, None]  # [BS * 8, 32] each
         for at in tl.static_range(NB):
@@ -134,8 +134,8 @@ def softmax_step(q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, z
             for j in tl.static_range(2 * BLOCKS):
                 values += (operand(v[(at * (SIZE // 64) + i) * 2 * BLOCKS + j], TYPE),)
             o = weighted(weights[at], values, o[0], o[1], BS, BLOCKS)
-        found += o
-    return b_new_max, b_sum, found
+        new_acc += o
+    return b_new_max, b_sum, new_acc
 
 
 @triton.jit

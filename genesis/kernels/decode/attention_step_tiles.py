@@ -68,10 +68,10 @@ def scores(q, keys, acc, BS: tl.constexpr, BLOCKS: tl.constexpr):
     """Return acc + the products of the group's queries with two or four blocks of keys, over 32 columns."""
     TEXT: tl.constexpr = scores_text(q.dtype, BS, BLOCKS)
     where: tl.constexpr = constraints(8, 4 + 4 * BLOCKS, 8)
-    given = (q,)
-    given += keys
-    given += (acc,)
-    return tl.inline_asm_elementwise(TEXT, where, given, tl.float32, is_pure=True, pack=8)
+    inputs = (q,)
+    inputs += keys
+    inputs += (acc,)
+    return tl.inline_asm_elementwise(TEXT, where, inputs, tl.float32, is_pure=True, pack=8)
 
 
 @triton.jit
@@ -79,10 +79,10 @@ def weighted(p, values, low, high, BS: tl.constexpr, BLOCKS: tl.constexpr):
     """Return low and high + the products of probabilities with the values of two or four blocks, in 64 columns."""
     TEXT: tl.constexpr = weighted_text(p.dtype, BS, BLOCKS)
     where: tl.constexpr = constraints(16, 4 + 8 * BLOCKS, 16)
-    given = (p,)
-    given += values
-    given += (low, high)
-    return tl.inline_asm_elementwise(TEXT, where, given, (tl.float32, tl.float32), is_pure=True, pack=8)
+    inputs = (p,)
+    inputs += values
+    inputs += (low, high)
+    return tl.inline_asm_elementwise(TEXT, where, inputs, (tl.float32, tl.float32), is_pure=True, pack=8)
 
 
 @constexpr_function
@@ -156,9 +156,9 @@ def combine(b_max, b_sum, tiles, BS: tl.constexpr, COUNT: tl.constexpr):
     """Reduce over all warps. Return the greatest score, the sum, and this warp's part of o."""
     TEXT: tl.constexpr = combined_text(BS, COUNT)
     where: tl.constexpr = constraints(24, 0, 8 * (2 + COUNT))
-    given = (b_max, b_sum)
-    given += tiles
-    return tl.inline_asm_elementwise(TEXT, where, given, (tl.float32, tl.float32, tl.float32), is_pure=False, pack=8)
+    inputs = (b_max, b_sum)
+    inputs += tiles
+    return tl.inline_asm_elementwise(TEXT, where, inputs, (tl.float32, tl.float32, tl.float32), is_pure=False, pack=8)
 
 
 if is_interpreted():

@@ -217,11 +217,11 @@ if is_interpreted():
 @triton.jit
 def products(w, x, sums, BS: tl.constexpr, X: tl.constexpr, XX: tl.constexpr, WW: tl.constexpr):
     """Add the products of one step to the sums of all pairs of blocks of W and x, and return these."""
-    found = ()
+    new_sums = ()
     for i in tl.static_range(WW):
         for j in tl.static_range(XX):
-            found += (mma(w[2 * i], w[2 * i + 1], x[2 * j], x[2 * j + 1], sums[i * XX + j], BS, X),)
-    return found
+            new_sums += (mma(w[2 * i], w[2 * i + 1], x[2 * j], x[2 * j + 1], sums[i * XX + j], BS, X),)
+    return new_sums
 
 
 @triton.jit

@@ -183,15 +183,15 @@ if is_interpreted():
         for tile in tiles:
             sums = tile.handle.data.reshape(warps, 8, 4, 2, 2, 2).sum(3)  # [BS, g, t, h, b]
             of_pairs.append(sums[:, g, g // 2, :, g % 2].sum((0, 1)))  # [h]
-        threads, found = np.arange(32 * warps), []
+        threads, results = np.arange(32 * warps), []
         for result in range(2 + squares):
             values = np.full((32 * warps, 8), 0, np.float32)
             for thread in threads:
                 pair = pairs if result == 2 else thread // group % pairs
                 values[thread, 0] = of_pairs[pair][result % 2]
             tile = tiles[0]
-            found.append(tl.tensor(type(tile.handle)(values.reshape(tile.handle.data.shape), tl.float32), tile.type))
-        return tuple(found)
+            results.append(tl.tensor(type(tile.handle)(values.reshape(tile.handle.data.shape), tl.float32), tile.type))
+        return tuple(results)
 
     @triton.jit
     def operand(w):
@@ -282,19 +282,19 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
         else:
             sums = plus(sums, zero, P)
         for i in tl.static_range(STEPS):
-            found = ()
+            new_sums = ()
             for j in tl.static_range(P):
                 if p_up is None:
                     b_w, b_next = operand(w[i * BN + 2 * j]), operand(w[i * BN + 2 * j + 1])
                 else:
                     b_w, b_next = operand(w[i * BN + j]), operand(up[i * BN + j])
-                found += (mma(b_w, b_next, x[i], x[i], sums[j], BS, 1),)
-            sums = found
+                new_sums += (mma(b_w, b_next, x[i], x[i], sums[j], BS, 1),)
+            sums = new_sums
         if NARROWS:
-            found = ()
+            new_sums = ()
             for j in tl.static_range(P):
-                found += (before[j] + sums[j] * b_unit,)
-            sums = found
+                new_sums += (before[j] + sums[j] * b_unit,)
+            sums = new_sums
         if K > TRIP:
             o_trip = i_k + TRIP + o_k
             w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, STEP, STEPS)

@@ -89,9 +89,9 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
     tl.store(p + 3 * fields, converted(tl.max(is_bad.to(tl.int32), 0), tl.float64))
     if HAS_LOG_PROBS:
         greatest = tl.max(tl.where(m, x, -float("inf")), 0)
-        whole = tl.sum(tl.where(m, maths.exp(x - greatest), 0), 0)
+        sum_exp = tl.sum(tl.where(m, maths.exp(x - greatest), 0), 0)
         tl.store(p + 4 * fields, converted(greatest, tl.float64))
-        tl.store(p + 5 * fields, converted(whole, tl.float64))
+        tl.store(p + 5 * fields, converted(sum_exp, tl.float64))
     if chunk == 0:
         tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
         tl.store(p_likely + row, tl.zeros((), tl.int64))
@@ -233,10 +233,10 @@ def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bit
         cumulated += tl.gather(masses_aside, i_bin, 0)  # [N]
     # Apply top-k, top-p and min-p to the mass, then draw.
     left = tl.max(tl.where(m & (place < most), cumulated, 0), 0)
-    whole = tl.where(is_cut, left, total)
-    kept = whole
+    remaining = tl.where(is_cut, left, total)
+    kept = remaining
     if top_p < 1:
-        is_reached = m & (cumulated >= reached_by(top_p, whole))  # [N]
+        is_reached = m & (cumulated >= reached_by(top_p, remaining))  # [N]
         kept = tl.minimum(kept, tl.min(tl.where(is_reached, cumulated, MOST), 0))
     if likely is not None:
         kept = tl.minimum(kept, likely)
@@ -280,9 +280,9 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
         p = p_partials + 4 * fields + row * chunks + i_c
         greatest = tl.load(p, mask=i_c < chunks, other=-float("inf"))  # [CHUNKS]
         most = tl.max(greatest, 0)
-        whole = tl.sum(tl.load(p + fields, mask=i_c < chunks, other=0) * maths.exp(greatest - most), 0)
+        sum_exp = tl.sum(tl.load(p + fields, mask=i_c < chunks, other=0) * maths.exp(greatest - most), 0)
         x = converted(tl.load(p_logits + row * vocabulary + tl.where(is_finite, token, 0)), tl.float64)
-        log_prob = tl.where(is_finite, x - most - maths.log(whole), float("nan"))
+        log_prob = tl.where(is_finite, x - most - maths.log(sum_exp), float("nan"))
         tl.store(p_log_probs + row, converted(log_prob, p_log_probs.dtype.element_ty))
 
 
@@ -481,8 +481,8 @@ def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_lef
         tl.store(p_ring + place + i_b, tl.where(is_active, token, -2), mask=m_b)
         if HAS_LOG_PROBS:
             log_prob = tl.load(p_log_probs + i_b, mask=m_b, other=0)  # [B]
-            found = tl.where(is_active, log_prob, float("nan"))
-            tl.store(p_ring_log_probs + place + i_b, found, mask=m_b)
+            shown = tl.where(is_active, log_prob, float("nan"))
+            tl.store(p_ring_log_probs + place + i_b, shown, mask=m_b)
         tl.store(p_left + i_b, tl.where(is_stop, 0, left - 1), mask=m_b & is_active)
         m_token = m_b & is_active & (token != -1)  # [B]
         tl.store(p_tokens + i_b, token, mask=m_token)

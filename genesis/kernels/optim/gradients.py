@@ -55,10 +55,10 @@ def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.cons
     wide = acc.to(tl.float64)  # [BLOCK]
     if ORDER == 0:
         bad = tl.max((wide != wide).to(tl.int32), 0)
-        found = tl.where(bad > 0, float("nan"), tl.max(tl.where(wide == wide, wide, 0.0), 0))
+        result = tl.where(bad > 0, float("nan"), tl.max(tl.where(wide == wide, wide, 0.0), 0))
     else:
-        found = tl.sum(wide, 0)
-    tl.store(p_o + i_program, found)
+        result = tl.sum(wide, 0)
+    tl.store(p_o + i_program, result)
 
 
 @triton.jit

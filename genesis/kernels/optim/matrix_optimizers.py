@@ -25,13 +25,13 @@ from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.optim.gradients import norm_into
 from genesis.kernels.optim.step_constants import (
     DeviceScalar,
+    begin_step,
     exact,
-    note,
-    put,
     same,
     scalar,
     step_constants,
     step_mask,
+    store_constant,
     updated_in_place,
 )
 from genesis.kernels.pointwise.elementwise import elementwise, positions
@@ -51,10 +51,10 @@ def adafactor_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices,
     power, decay = hyper
     rate, count = scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2)
     limit = 1 / maths.root(count)
-    put(p_c, 0, note(p_c, p_s, step, scale, first, each, NUMBERS))
-    put(p_c, 1, maths.power(count, exact(power)))
-    put(p_c, 2, 1 - rate * decay)
-    put(p_c, 3, tl.where(limit < rate, limit, rate))
+    store_constant(p_c, 0, begin_step(p_c, p_s, step, scale, first, each, NUMBERS))
+    store_constant(p_c, 1, maths.power(count, exact(power)))
+    store_constant(p_c, 2, 1 - rate * decay)
+    store_constant(p_c, 3, tl.where(limit < rate, limit, rate))
 
 
 @triton.jit
@@ -272,14 +272,14 @@ def adafactor_vector_step(
 def muon_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices, NUMBERS: tl.constexpr):
     momentum, decay, ratio = hyper
     rate = scalar(lr, NUMBERS & 1)
-    put(p_c, 0, (1 - exact(momentum)) * note(p_c, p_s, step, scale, first, each, NUMBERS))
-    put(p_c, 1, exact(momentum))
-    put(p_c, 2, 1 - rate * decay)
-    put(p_c, 3, rate * ratio)
+    store_constant(p_c, 0, (1 - exact(momentum)) * begin_step(p_c, p_s, step, scale, first, each, NUMBERS))
+    store_constant(p_c, 1, exact(momentum))
+    store_constant(p_c, 2, 1 - rate * decay)
+    store_constant(p_c, 3, rate * ratio)
 
 
 @triton.jit
-def tile(p_x, o, m, WORK: tl.constexpr):
+def load_tile(p_x, o, m, WORK: tl.constexpr):
     return converted(tl.load(p_x + o, mask=m), WORK)
 
 
@@ -289,7 +289,7 @@ def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, I
     i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     norm = tl.load(p_norm)
     factor = 1 / tl.where(norm < eps, tl.full((), eps, tl.float64), norm)
-    x = tile(p_x, offsets(i, sizes, sx), m, WORK)  # [BLOCK]
+    x = load_tile(p_x, offsets(i, sizes, sx), m, WORK)  # [BLOCK]
     tl.store(p_o + offsets(i, sizes, so), x * factor.to(WORK), mask=m)
 
 
@@ -308,7 +308,7 @@ def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.conste
     i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     o_b = offsets(i, sizes, sb)
     take, mu = tl.load(p_c), tl.load(p_c + 1)
-    step = tile(p_g, offsets(i, sizes, sg), m, WORK) * take  # [BLOCK]
+    step = load_tile(p_g, offsets(i, sizes, sg), m, WORK) * take  # [BLOCK]
     b = tl.load(p_b + o_b, mask=m) * mu + step  # [BLOCK]
     tl.store(p_b + o_b, b, mask=step_mask(m, p_c))
     tl.store(p_o + offsets(i, sizes, so), step + b * mu if NESTEROV else b, mask=m)

@@ -24,12 +24,12 @@ from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets
 from genesis.kernels.optim.rounding import at_random, draws, join, split
 from genesis.kernels.optim.step_constants import (
+    begin_step,
     exact,
-    note,
-    put,
     scalar,
     step_constants,
     step_mask,
+    store_constant,
     updated_in_place,
 )
 from genesis.kernels.pointwise.elementwise import positions
@@ -71,13 +71,13 @@ def in_triton(function: Callable[..., Any]) -> Any:
 def constants_kernel(p_c, p_s, lr, step, scale, first, each, hyper, choices, RULE: tl.constexpr,
                      NUMBERS: tl.constexpr):  # fmt: skip
     """Compute the constants of a step in float64 and store them."""
-    c = note(p_c, p_s, step, scale, first, each, NUMBERS)
-    given = ()
+    c = begin_step(p_c, p_s, step, scale, first, each, NUMBERS)
+    hyperparameters = ()
     for i in tl.static_range(len(hyper)):
-        given += (exact(hyper[i]),)
-    values = RULE(scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2), c, *given, *choices)
+        hyperparameters += (exact(hyper[i]),)
+    values = RULE(scalar(lr, NUMBERS & 1), scalar(step, NUMBERS & 2), c, *hyperparameters, *choices)
     for i in tl.static_range(len(values)):
-        put(p_c, i, values[i])
+        store_constant(p_c, i, values[i])
 
 
 @triton.jit

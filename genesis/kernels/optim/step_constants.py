@@ -34,7 +34,7 @@ def scalar(x, IS_NUMBER: tl.constexpr):
 
 
 @triton.jit
-def put(p_c, AT: tl.constexpr, value):
+def store_constant(p_c, AT: tl.constexpr, value):
     tl.store(p_c + AT, converted(value, p_c.dtype.element_ty))
 
 
@@ -44,10 +44,10 @@ def exact(x):
 
 
 @triton.jit
-def note(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
+def begin_step(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
     """Return the gradient scale in float64. Store whether it is a number, and where the noise begins."""
     c = scalar(scale, NUMBERS & 4)
-    put(p_c, 9, (c == c).to(tl.float64))
+    store_constant(p_c, 9, (c == c).to(tl.float64))
     if p_s is not None:
         before = (scalar(step, NUMBERS & 2) - 1).to(tl.int64)
         for stream in tl.static_range(_STREAMS):
@@ -58,8 +58,8 @@ def note(p_c, p_s, step, scale, first, each, NUMBERS: tl.constexpr):
 @triton.jit
 def step_mask(m, p_c):
     """Return the mask m of a store, or an empty mask if the step is skipped."""
-    made = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot broadcast a scalar bool
-    return m & (made != 0)
+    taken = tl.zeros(m.shape, p_c.dtype.element_ty) + tl.load(p_c + 9)  # the interpreter cannot broadcast a scalar bool
+    return m & (taken != 0)
 
 
 def step_constants(

@@ -271,19 +271,19 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
     before = tl.full((), 0.0, tl.float64)
     last = tl.full((), -float("inf"), tl.float64)
     bad = tl.full((), 0, tl.int32)
-    found = tl.full((), 0, tl.int64)
+    positive = tl.full((), 0, tl.int64)
     for first in range(0, n, BLOCK):
         i = first + tl.arange(0, BLOCK)  # [BLOCK]
         w = converted(tl.load(p_p + i_row * sr + i.to(tl.int64) * sn, mask=i < n, other=0), tl.float64)  # [BLOCK]
         bad += tl.sum(((w >= 0) & (w < float("inf")) == 0).to(tl.int32))
-        found += tl.sum((w > 0).to(tl.int64))
+        positive += tl.sum((w > 0).to(tl.int64))
         sums = before + tl.cumsum(w, 0)  # [BLOCK]
         cdf = tl.where(w > 0, sums, -float("inf"))
         cdf = tl.maximum(tl.associative_scan(cdf, 0, _larger), last)  # [BLOCK]
         tl.store(p_cdf + i_row * n + i, cdf, mask=i < n)
         last = tl.maximum(last, tl.max(cdf, 0))
         before += tl.sum(w, 0)
-    tl.store(p_total + i_row, tl.where((bad > 0) | (found < needed), float("nan"), last))
+    tl.store(p_total + i_row, tl.where((bad > 0) | (positive < needed), float("nan"), last))
 
 
 @triton.jit(do_not_specialize=["s0", "s1", "f0", "f1"])
