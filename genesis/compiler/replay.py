@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from genesis.array import Array, empty
@@ -27,12 +28,17 @@ class Replayed:
         self.inputs: list[Array] = []  # what the graph reads, or the inputs of the last call
         self.results: tuple[Array, ...] = ()
         self.graph: Any = None
+        self.lock = threading.Lock()  # the memory of the graph is shared
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
         """Return the results of the op."""
         backend = inputs[0].storage.backend if self.pays and inputs else None
         if backend is None or inputs[0].device.type == "cpu" or backend.is_capturing:
             return execute(self.op, inputs, {}, None)
+        with self.lock:
+            return self._run(inputs)
+
+    def _run(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         moved = {i for i, (x, y) in enumerate(zip(inputs, self.inputs, strict=False)) if x.data_ptr() != y.data_ptr()}
         self.calls += 1
         if self.calls <= WARM_UP or moved - self.moving:
