@@ -1981,7 +1981,7 @@ def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
 def mode(
     input: Tensor, dim: builtins.int = -1, keepdim: builtins.bool = False, *, out: Sequence[Tensor] | None = None
 ) -> ValuesAndIndices:
-    """Return the most frequent element along `dim` (the smallest of them), and its last position."""
+    """Return the most frequent element along `dim` (the smallest if there are several), and its last position."""
 
 def moveaxis(
     input: Tensor, source: builtins.int | Sequence[builtins.int], destination: builtins.int | Sequence[builtins.int]
@@ -2203,7 +2203,7 @@ def pinverse(input: Tensor, rcond: builtins.float = 1e-15) -> Tensor:
     """Return pseudo-inverses; singular values up to rcond·largest count as 0."""
 
 def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
-    """Return Poisson values with the rates in x; reading whether more are to be drawn blocks once a step."""
+    """Return Poisson values with the rates in x. Each step blocks, to read whether another one is needed."""
 
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """Return abs·(cos(angle) + i·sin(angle)), of tensors of the same type, float32 or float64."""
@@ -2661,7 +2661,7 @@ def set_printoptions(
     profile: str | None = None,
     sci_mode: builtins.bool | None = None,
 ) -> None:
-    """Set how tensors are printed; options that are None stay as they are, but for `sci_mode`."""
+    """Set how tensors are printed. Options that are None, except `sci_mode`, do not change."""
 
 def set_rng_state(new_state: Tensor) -> None:
     """Restore a state that `get_rng_state` returned."""
@@ -2880,7 +2880,7 @@ def tensor_split(
     indices: Any = None,
     sections: Any = None,
 ) -> tuple[Tensor, ...]:
-    """Return views along `dim`: that many of nearly equal size, or cut before the given indices."""
+    """Return views along `dim`: as many as the number says, of nearly equal size, or cut before the indices."""
 
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2, *, out: Tensor | None = None) -> Tensor:
     """Return the product of two tensors summed over pairs of dimensions."""

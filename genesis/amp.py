@@ -66,13 +66,13 @@ def custom_bwd(bwd: Any = None, *, device_type: str) -> Any:
 
 def _cast(value: Any, device_type: str, dtype: DType) -> Any:
     """Cast the tensors in a value, and in the dicts, lists and tuples that it holds."""
-    again = functools.partial(_cast, device_type=device_type, dtype=dtype)
+    cast = functools.partial(_cast, device_type=device_type, dtype=dtype)
     if isinstance(value, Tensor):
         takes_part = value.is_floating_point() and value.device.type == device_type and value.dtype is not float64
         return value.to(dtype) if takes_part else value
     if isinstance(value, dict):
-        return {key: again(each) for key, each in value.items()}
-    return type(value)(map(again, value)) if isinstance(value, list | tuple) else value
+        return {key: cast(each) for key, each in value.items()}
+    return type(value)(map(cast, value)) if isinstance(value, list | tuple) else value
 
 
 class GradScaler(optim.GradScaler):

@@ -248,8 +248,8 @@ def complex(real: Tensor, imag: Tensor) -> Tensor:
 @public(method=False)
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """Return abs·(cos(angle) + i·sin(angle)), of tensors of the same type, float32 or float64."""
-    turned: Any = complex(abs, angle)  # checks the types
-    return complex(turned.real * turned.imag.cos(), turned.real * turned.imag.sin())
+    parts: Any = complex(abs, angle)  # checks the types
+    return complex(parts.real * parts.imag.cos(), parts.real * parts.imag.sin())
 
 
 for _name in (

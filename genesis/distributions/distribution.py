@@ -149,10 +149,10 @@ class Distribution:
             return
         if not isinstance(value, Tensor):
             raise UsageError(f"the value is a {type(value).__name__}, not a tensor", where=repr(self))
-        whole, events = self._batch_shape + self._event_shape, len(self._event_shape)
-        sizes = zip(reversed(value.shape), reversed(whole), strict=False)
+        full_shape, events = self._batch_shape + self._event_shape, len(self._event_shape)
+        sizes = zip(reversed(value.shape), reversed(full_shape), strict=False)
         if value.shape[value.ndim - events :] != self._event_shape or any(i != j and 1 not in (i, j) for i, j in sizes):
-            raise UsageError(f"a value of shape {value.shape} does not broadcast with {whole}", where=repr(self))
+            raise UsageError(f"a value of shape {value.shape} does not broadcast with {full_shape}", where=repr(self))
         self._check("the value", value, self.support)
 
     def __repr__(self) -> str:

@@ -106,7 +106,7 @@ def tensor_split(
     indices: Any = None,
     sections: Any = None,
 ) -> tuple[Tensor, ...]:
-    """Return views along `dim`: that many of nearly equal size, or cut before the given indices."""
+    """Return views along `dim`: as many as the number says, of nearly equal size, or cut before the indices."""
     return _split_at("tensor_split", x, indices_or_sections, dim)
 
 
@@ -137,7 +137,9 @@ def _splitter(name: str, least: int, dim: int) -> Any:
             raise ShapeError(f"{name} needs at least {least} dimensions, got shape {x.array.shape}")
         at = 0 if name == "hsplit" and ndim == 1 else dim
         if isinstance(cuts, int) and (cuts < 1 or x.array.shape[at] % cuts):
-            raise ShapeError(f"{name}: {x.array.shape[at]} elements are not {cuts} equal sections", next="tensor_split")
+            raise ShapeError(
+                f"{name}: {x.array.shape[at]} elements do not form {cuts} equal sections", next="use tensor_split"
+            )
         return _split_at(name, x, cuts, at)
 
     function.__name__, function.__doc__ = name, f"Compute `tensor_split` along dimension {dim}, into equal sections."

@@ -75,9 +75,9 @@ def log_normal_(x: Tensor, mean: float = 1, std: float = 2, *, generator: Genera
 
 @public(method=False)
 def poisson(x: Tensor, generator: Generator | None = None) -> Tensor:
-    """Return Poisson values with the rates in x; reading whether more are to be drawn blocks once a step.
+    """Return Poisson values with the rates in x. Each step blocks, to read whether another one is needed.
 
-    A rate above 16 is the sum of parts of at most 16. Of each, products of uniform values are counted (Knuth).
+    Values for a rate above 16 are sums of values for parts of at most 16, by Knuth's products of uniform values.
     """
     _float_only("poisson", x)
     with no_grad():

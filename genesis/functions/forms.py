@@ -1,6 +1,6 @@
 """Further forms of the functions, by rule from lists: aliases, in-place methods, methods that change a tensor's shape.
 
-Read last: every other module of functions has entered its own.
+Imported last, after every other module of functions has entered its own.
 """
 
 from __future__ import annotations

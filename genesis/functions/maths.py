@@ -64,7 +64,7 @@ def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) ->
 def _with_product(x: Any, operation: Callable[..., Any], a: Any, b: Any, value: float) -> Any:
     """Return x + value·operation(a, b), rounded once from float32 for narrower floats."""
     kind = common_type(*check_operands("addcmul", x, a, b))
-    value = value if kind.is_floating_point else int(value)  # as torch
+    value = value if kind.is_floating_point else int(value)  # as in torch
     narrow = kind.is_floating_point and kind.itemsize < 4
     x, a, b = (to_dtype(v, float32 if narrow else kind) for v in (x, a, b))
     product = operation(a, b)
@@ -113,7 +113,7 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     """Return √(x² + y²), computed in float64."""
 
     def length(x: Any, y: Any) -> Any:
-        far = pw.logical_or(pw.isinf(x), pw.isinf(y))  # also beside NaN
+        far = pw.logical_or(pw.isinf(x), pw.isinf(y))  # even if the other is NaN
         x, y = to_dtype(x, float64), to_dtype(y, float64)
         is_large = pw.gt(pw.maximum(pw.abs(x.detach()), pw.abs(y.detach())), 1e150)  # their squares would overflow
         scale = pw.exp2(pw.mul(to_dtype(is_large, float64), -600.0))

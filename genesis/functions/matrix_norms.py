@@ -167,7 +167,7 @@ def _float(x: Any, dtype: Any, name: str) -> Any:
 def vector_norm(
     x: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DTypeLike = None
 ) -> Tensor:
-    """Return (Σ |x|^ord)^(1/ord) over `dim` (default: all), also of ±infinity and of 0, which counts nonzeros."""
+    """Return (Σ |x|^ord)^(1/ord) over `dim` (default: all); `ord` may be ±infinity, or 0 to count nonzeros."""
     x = _float(x, dtype, "linalg.vector_norm")
     return reduce.norm(x, ord, None if dim == () or dim == [] else dim, keepdim)
 

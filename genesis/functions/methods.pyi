@@ -654,7 +654,7 @@ class Methods:
     def mm(self, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return x `[n, k]` @ y `[k, m]`."""
     def mode(self, dim: int = -1, keepdim: bool = False, *, out: Sequence[Tensor] | None = None) -> ValuesAndIndices:
-        """Return the most frequent element along `dim` (the smallest of them), and its last position."""
+        """Return the most frequent element along `dim` (the smallest if there are several), and its last position."""
     def moveaxis(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
         """Return x with dimensions `source` moved to positions `destination`; the others keep their order."""
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
@@ -1068,7 +1068,7 @@ class Methods:
         indices: Any = None,
         sections: Any = None,
     ) -> tuple[Tensor, ...]:
-        """Return views along `dim`: that many of nearly equal size, or cut before the given indices."""
+        """Return views along `dim`: as many as the number says, of nearly equal size, or cut before the indices."""
     def tile(self, *dims: Sizes) -> Tensor:
         """Return x repeated `dims` times along its last dimensions; missing counts are 1."""
     def topk(

@@ -45,11 +45,11 @@ def set_printoptions(
     profile: str | None = None,
     sci_mode: bool | None = None,
 ) -> None:
-    """Set how tensors are printed; options that are None stay as they are, but for `sci_mode`.
+    """Set how tensors are printed. Options that are None, except `sci_mode`, do not change.
 
     Args:
         precision: digits after the point.
-        threshold: elements from which only edges are printed.
+        threshold: number of elements above which only edges are printed.
         edgeitems: elements printed at each edge of a dimension.
         linewidth: characters of a line.
         profile: "default", "short" or "full" to start from.

@@ -51,7 +51,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     if not isinstance(dims, (list, tuple)):
         count = int(dims)
         if not 0 <= count <= builtins.min(len(shapes[0]), len(shapes[1])):
-            raise UsageError(f"tensordot: {count} dimensions of shapes {shapes[0]} and {shapes[1]}")
+            raise UsageError(f"tensordot: dims is {count} for shapes {shapes[0]} and {shapes[1]}")
         dims = (range(len(shapes[0]) - count, len(shapes[0])), range(count))
     left, right = ([normalize_axis(d, len(s)) for d in v] for v, s in zip(dims, shapes, strict=True))
     if len(left) == len(right):  # a dimension of size 1 broadcasts, so sum the other one

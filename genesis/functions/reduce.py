@@ -46,7 +46,7 @@ class ValuesAndIndices(NamedTuple):
 def _reduced(op: Op, x: Any, dim: Any, *, dtype: DTypeLike = None, **rest: Any) -> Any:
     """Return x, cast to `dtype` if given, reduced over `dim`; an empty `dim` means all dimensions, as in torch.
 
-    The result has that dtype, too: autocast computes floats in a wider one, integers count in int64 and wrap around.
+    The result is cast to `dtype`, too, because autocast and integer sums compute in a wider one.
     """
     array_of(x, op.name)
     x = x if dtype is None else to_dtype(x, dtype)

@@ -1,7 +1,7 @@
 """Reductions of elements that are written to the same position: scatter_reduce and index_reduce, as in torch.
 
-Elements are sorted by position. Products combine neighbours of equal position in log2(n) passes. An extremum is the
-last of the writes in order of value.
+Elements are sorted by position. Products combine neighbours of equal position in log2(n) passes. For an
+extremum, writes are sorted by value, and the last one wins.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _counts(x: Any, dim: int, index: Any) -> Any:
 
 
 def _extremum(x: Any, dim: int, index: Any, src: Any, is_max: bool, include_self: bool) -> Any:
-    """Return the extrema: writes sorted by value, of which the last wins; NaN wins over all."""
+    """Return the extrema: sort the writes by value, so that the last one wins; NaN wins over all."""
     places = _places(x, dim, index)
     if include_self:  # x itself is written, too
         every = arange(x.array.size, device=x.array.device)

@@ -339,7 +339,7 @@ def nanmedian(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 @public(out=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> ValuesAndIndices:
-    """Return the most frequent element along `dim` (the smallest of them), and its last position."""
+    """Return the most frequent element along `dim` (the smallest if there are several), and its last position."""
 
     def place(ordered: Any, size: int) -> Any:
         if not ordered.array.shape:

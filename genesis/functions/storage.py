@@ -94,5 +94,5 @@ def window(own: Array, source: Any, offset: int, size: Sequence[int] | None, str
         raise ShapeError(f"set_: the offset {offset}, sizes {shape} and strides {strides} do not fit together")
     last = offset + int(np.dot([s - 1 for s in shape], strides)) if 0 not in shape else -1
     if (last + 1) * item > source.nbytes():
-        raise ShapeError(f"set_: element {last} lies behind the {source.nbytes()} bytes of the storage")
+        raise ShapeError(f"set_: element {last} is beyond the {source.nbytes()} bytes of the storage")
     return Array(source._memory, shape, strides, own.dtype, source.device, offset)

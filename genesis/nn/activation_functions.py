@@ -65,7 +65,7 @@ def _negative_part(x: Tensor) -> Any:
 # --- Activations ------------------------------------------------------------------------------------------------------
 
 
-del functional["relu"], functional["silu"]  # the functions of the op records; those of torch.nn have `inplace`
+del functional["relu"], functional["silu"]  # replaced below by functions that take `inplace`
 
 
 @layer_function

@@ -80,7 +80,7 @@ class _RunningNorm(Module):
 class BatchNorm1d(_RunningNorm):
     """Normalizes each channel of `[N, C]` or `[N, C, L]` over the batch (Ioffe & Szegedy, 2015).
 
-    Evaluation uses the running mean and variance, or those of the batch without `track_running_stats`.
+    Evaluation uses the running mean and variance; without `track_running_stats`, the batch's mean and variance.
 
     Args:
         momentum: share of a batch in the running statistics; None averages over all batches.
@@ -150,7 +150,7 @@ class GroupNorm(Module):
     ) -> None:
         super().__init__()
         if num_channels % num_groups:
-            raise UsageError(f"GroupNorm: {num_channels} channels have no {num_groups} groups of one size")
+            raise UsageError(f"GroupNorm: {num_channels} channels cannot form {num_groups} equal groups")
         self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
         self.weight, self.bias = _scale_and_shift(num_channels, affine, bias, device, dtype)
 
@@ -195,7 +195,7 @@ class _Convolution(Module):
         super().__init__()
         name = type(self).__name__
         if groups < 1 or in_channels % groups or out_channels % groups:
-            raise UsageError(f"{name}: {in_channels} and {out_channels} channels have no {groups} groups")
+            raise UsageError(f"{name}: {in_channels} and {out_channels} channels cannot form {groups} equal groups")
         modes = ("zeros",) if transposed else ("zeros", "reflect", "replicate", "circular")
         if padding_mode not in modes:
             raise UsageError(f"{name}: padding_mode is {padding_mode!r}", next=f"use {', '.join(modes)}")

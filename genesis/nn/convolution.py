@@ -48,7 +48,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
             place = np.where(place < size, place, 2 * (size - 1) - place)
         if mode == "replicate":
             place = place.clip(0, size - 1)
-        elif mode == "circular":  # what negative widths leave goes round
+        elif mode == "circular":  # wraps around in the part that negative widths keep
             first, kept = max(-before, 0), size - max(-before, 0) - max(-after, 0)
             place = (place - first) % max(kept, 1) + first
         input = index_select(input, dim, tensor(place, device=input.device))

@@ -38,7 +38,7 @@ def _is_linear(module: Module) -> bool:
 
 
 def _pairs(layers: Sequence[Module]) -> tuple[bool, LowRankPairs | None]:
-    """Whether the adapters of layers on one input have one dropout, so that they share a draw; their low-rank pairs."""
+    """Return whether the adapters of layers on one input have the same dropout, and their low-rank pairs."""
     adapters = [layer for layer in layers if type(layer) is LoRALinear]
     if not adapters:
         return True, None

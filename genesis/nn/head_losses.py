@@ -74,15 +74,15 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         head_bias: bool = False, device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        found = list(cutoffs)
-        if not found or found != sorted(set(found)) or not 0 < found[0] <= found[-1] < n_classes:
-            raise UsageError(f"AdaptiveLogSoftmaxWithLoss: cutoffs {found} do not ascend from 1 to {n_classes - 1}")
-        self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, [*found, n_classes]
+        firsts = list(cutoffs)
+        if not firsts or firsts != sorted(set(firsts)) or not 0 < firsts[0] <= firsts[-1] < n_classes:
+            raise UsageError(f"AdaptiveLogSoftmaxWithLoss: cutoffs {firsts} do not ascend from 1 to {n_classes - 1}")
+        self.in_features, self.n_classes, self.cutoffs = in_features, n_classes, [*firsts, n_classes]
         self.div_value, self.head_bias = div_value, head_bias
-        self.shortlist_size, self.n_clusters = found[0], len(found)
-        self.head_size, place = found[0] + len(found), (device, dtype)
+        self.shortlist_size, self.n_clusters = firsts[0], len(firsts)
+        self.head_size, place = firsts[0] + len(firsts), (device, dtype)
         self.head = Linear(in_features, self.head_size, head_bias, *place)
-        widths = [int(in_features // div_value ** (i + 1)) for i in range(len(found))]
+        widths = [int(in_features // div_value ** (i + 1)) for i in range(len(firsts))]
         sizes = [stop - start for start, stop in pairwise(self.cutoffs)]
         self.tail = ModuleList(
             Sequential(Linear(in_features, width, False, *place), Linear(width, size, False, *place))

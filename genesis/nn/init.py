@@ -129,7 +129,7 @@ def trunc_normal_(
     b: float = 2.0,
     generator: Generator | None = None,
 ) -> Tensor:
-    """Draw from the normal distribution truncated to [a, b]; `mean` and `std` are those before truncation.
+    """Draw from the normal distribution truncated to [a, b]; `mean` and `std` apply before truncation.
 
     It inverts the normal distribution function, with one uniform draw per element.
     """

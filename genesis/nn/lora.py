@@ -39,7 +39,7 @@ class LoRALinear(Linear):
         r: rank, 1 or more.
         alpha: s is alpha / r, or alpha / √r with `use_rslora`.
         dropout: probability with which an element of A's input is 0 in training; layers fused on one input share the
-            draw. W's input is never dropped, also with DoRA, unlike in PEFT.
+            draw. W's input has no dropout, not even with DoRA (unlike in PEFT).
         use_rslora: divide alpha by √r instead of r.
         use_dora: train the magnitudes m.
         generator: generator of A's initial values; the global one by default. Dropout always uses the global one.

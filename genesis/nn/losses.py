@@ -26,7 +26,7 @@ from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
 
-OldReduction = bool | None  # a name that the generic check does not know: `reduction_of` reports wrong values
+OldReduction = bool | None  # an alias hides the type from the generic check, so that `reduction_of` reports errors
 IGNORE = -100  # the customary label of positions without a loss
 
 

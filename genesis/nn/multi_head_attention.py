@@ -84,21 +84,21 @@ def multi_head_attention_forward(
     k, v = (x if s is None else _static(s, x) for x, s in ((k, static_k), (v, static_v)))  # [B, H, S, D]
     if add_zero_attn:
         k, v = (cat([x, x.new_zeros(batch, num_heads, 1, x.shape[-1])], dim=2) for x in (k, v))
-    hidden = is_causal and key_padding_mask is None and not need_weights
-    mask = None if hidden else _merged(attn_mask, key_padding_mask, q, k.shape[2])
+    skips_mask = is_causal and key_padding_mask is None and not need_weights
+    mask = None if skips_mask else _merged(attn_mask, key_padding_mask, q, k.shape[2])
     dropped = dropout_p if training else 0.0
     # Attend: weights are only formed if they are returned.
-    found = None
+    shares = None
     if need_weights:
         scores = (q * math.sqrt(1 / q.shape[-1])) @ k.transpose(-2, -1)
-        found = dropout(softmax(scores if mask is None else scores + mask, -1), dropped)
-        heads = found @ v
+        shares = dropout(softmax(scores if mask is None else scores + mask, -1), dropped)
+        heads = shares @ v
     else:
-        heads = scaled_dot_product_attention(q, k, v, mask, dropped, hidden)
+        heads = scaled_dot_product_attention(q, k, v, mask, dropped, skips_mask)
     y = linear(heads.permute(2, 0, 1, 3).reshape(length, batch, channels), out_proj_weight, out_proj_bias)
-    if found is not None and average_attn_weights:
-        found = found.mean(1)
-    return (y, found) if batched else (y.squeeze(1), None if found is None else found.squeeze(0))
+    if shares is not None and average_attn_weights:
+        shares = shares.mean(1)
+    return (y, shares) if batched else (y.squeeze(1), None if shares is None else shares.squeeze(0))
 
 
 def _check_shapes(

@@ -55,8 +55,8 @@ def batch_norm(
 ) -> Tensor:
     """(x - mean) / √(var + eps)·weight + bias by channel of x = `input`, `[N, C, …]`.
 
-    In training, mean and variance are those of the batch, and the running ones are updated with the unbiased variance;
-    otherwise the running ones are used.
+    Training uses the batch's mean and variance, and updates the running ones with the unbiased variance. Evaluation
+    uses the running ones.
     """
     name = "batch_norm"
     if not array_of(input, name).size:
@@ -123,7 +123,7 @@ def group_norm(
     """
     _check_channels("group_norm", input, weight=weight, bias=bias)
     if num_groups < 1 or input.shape[1] % num_groups:
-        raise ShapeError(f"group_norm: {input.shape[1]} channels have no {num_groups} groups of one size")
+        raise ShapeError(f"group_norm: {input.shape[1]} channels cannot form {num_groups} equal groups")
     if 0 in input.shape[1:]:
         raise ShapeError(f"group_norm: shape {input.shape} has no elements to normalize")
     if not input.numel():

@@ -169,20 +169,20 @@ class RNNBase(Module):
         gates, step = F.linear(data, w_ih, b_ih), STEPS[self.mode]
         ends = [sum(counts[: t + 1]) for t in range(len(counts))]
         initial, outputs = state, []
-        done: list[State] = []  # final states of sequences that ended, the shortest last
+        ended: list[State] = []  # final states of sequences that ended, the shortest last
         state = tuple(s[: counts[-1]] for s in state) if is_reverse else state
         for t in range(len(counts))[:: -1 if is_reverse else 1]:
-            have, n = state[0].shape[0], counts[t]
-            if n < have:  # sequences end
-                done.append(tuple(s[n:] for s in state))
+            active, n = state[0].shape[0], counts[t]
+            if n < active:  # sequences end
+                ended.append(tuple(s[n:] for s in state))
                 state = tuple(s[:n] for s in state)
-            elif n > have:  # from the back, longer sequences come first and shorter ones join
-                state = tuple(cat([s, start[have:n]]) for s, start in zip(state, initial, strict=True))
+            elif n > active:  # from the back, longer sequences come first and shorter ones join
+                state = tuple(cat([s, start[active:n]]) for s, start in zip(state, initial, strict=True))
             state = step(gates[ends[t] - n : ends[t]], F.linear(state[0], w_hh, b_hh), state)
             if w_hr is not None:
                 state = (F.linear(state[0], w_hr), *state[1:])
             outputs.append(state[0])
-        final = tuple(cat([s, *(d[i] for d in done[::-1])]) if done else s for i, s in enumerate(state))
+        final = tuple(cat([s, *(d[i] for d in ended[::-1])]) if ended else s for i, s in enumerate(state))
         return cat(outputs[::-1] if is_reverse else outputs), final
 
 

@@ -124,9 +124,9 @@ class _Layer(Module):
                 setattr(self, f"{kind}{i}", make())
         self.activation = _activation(activation)
 
-    def _added(self, x: Tensor, norm: Module, block: Callable[..., Tensor], *rest: Any) -> Tensor:
+    def _added(self, x: Tensor, norm: Module, block: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return x + block(x), with the norm before the block or after the sum."""
-        return x + block(norm(x), *rest) if self.norm_first else norm(x + block(x, *rest))
+        return x + block(norm(x), *inputs) if self.norm_first else norm(x + block(x, *inputs))
 
     def _attended(
         self, attention: Module, x: Tensor, memory: Tensor, mask: Tensor | None, padding: Tensor | None, causal: bool
@@ -179,8 +179,8 @@ class TransformerDecoderLayer(_Layer):
         tgt_is_causal: bool = False, memory_is_causal: bool = False,
     ) -> Tensor:  # fmt: skip
         x = self._added(tgt, self.norm1, self._sa_block, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-        rest = memory, memory_mask, memory_key_padding_mask, memory_is_causal
-        x = self._added(x, self.norm2, self._mha_block, *rest)
+        inputs = memory, memory_mask, memory_key_padding_mask, memory_is_causal
+        x = self._added(x, self.norm2, self._mha_block, *inputs)
         return self._added(x, self.norm3, self._ff_block)
 
 

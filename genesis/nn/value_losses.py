@@ -200,7 +200,7 @@ def hinge_embedding_loss(
 
 
 def _positive(x: Any) -> Any:
-    """max(x, 0), whose derivative at 0 is 1, as that of torch's clamp."""
+    """max(x, 0) with the derivative 1 at 0, as in torch's clamp."""
     return ew.clamp(x, min=0.0) if x.is_floating_point() else ew.clamp(x, min=0)
 
 

@@ -192,7 +192,7 @@ def _rounding(name: str, doc: str, function: Callable[..., Any]) -> Op:
 
 
 def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable[[Any, Any], Array]) -> Op:
-    """Register an op that selects one of two operands, which receives g; equal ones halve it; with NaN, both get g."""
+    """Register an op that selects one of two operands, which gets g; equal ones get half each; with NaN, both get g."""
 
     def vjp(ctx: Context, g: Array) -> Grads:
         x, y = ctx.inputs

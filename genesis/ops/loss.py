@@ -247,7 +247,7 @@ def linear_cross_entropy(
         labels: integers `[N]`, or `[B, T]` with N = B·T.
         divisor: number by which the sum is divided; receives no gradient.
         mean: without a divisor, divide by the number of rows that are not ignored.
-        shift: row t has the label t + `shift`, and the last `shift` rows none; 1 predicts the next token.
+        shift: row t has the label t + `shift`, and the last `shift` rows have none; 1 predicts the next token.
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     loss, dx, dw = (*results, None, None)[:3]

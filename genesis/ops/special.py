@@ -1,4 +1,4 @@
-"""Elementwise special functions: inverse and hyperbolic ones, those of the error function and of the gamma function.
+"""Elementwise special functions: inverse and hyperbolic functions, and the families of the error and gamma functions.
 
 They follow the rules of `genesis.ops.elementwise`: operands broadcast, and integers and bools compute in float32.
 """
@@ -92,7 +92,7 @@ def digamma_values(x: np.ndarray, out: np.ndarray | None = None) -> Any:
 
 
 def trigamma_values(x: np.ndarray, out: np.ndarray | None = None) -> Any:
-    """Return ψ'(x) in float64, as `digamma_values`; poles give ∞."""
+    """Return ψ'(x) in float64, by the method of `digamma_values`; poles give ∞."""
     z = np.asarray(x, np.float64)
     whole = (z <= 0) & (z == np.floor(z))
     inside = np.where(whole, 0.5, z)

@@ -165,7 +165,7 @@ class FlatBuffers:
                 param.grad = Tensor(slot)
 
     def _take_back(self) -> None:
-        """Copy the values of parameters whose memory was replaced, by `p.data = …`, into the buffer; use it again."""
+        """Copy values of parameters whose memory `p.data = …` replaced into the buffer, which they use again."""
         at, storage = self.values.offset, self.values.storage
         moved = [i for i, p in enumerate(self.params)
                  if p.array.storage is not storage or p.array.offset != at + self.starts[i]]  # fmt: skip

@@ -158,7 +158,7 @@ def register_parametrization(
     """
     parametrization.train(module.training)
     if is_parametrized(module, tensor_name):
-        own = module.parametrizations[tensor_name]
+        chain = module.parametrizations[tensor_name]
         if not unsafe:
             before = getattr(module, tensor_name)
             after = parametrization(before)
@@ -168,17 +168,17 @@ def register_parametrization(
                     _check_kept("the result of right_inverse", before, parametrization.right_inverse(after))
                 except NotImplementedError:
                     pass
-        own.append(parametrization)
-        own.unsafe |= unsafe
+        chain.append(parametrization)
+        chain.unsafe |= unsafe
         return module
     if tensor_name not in {*module._parameters, *module._buffers}:
         raise UsageError(f"{type(module).__name__} has no parameter or buffer {tensor_name!r}")
-    made = ParametrizationList([parametrization], getattr(module, tensor_name), unsafe)
+    chain = ParametrizationList([parametrization], getattr(module, tensor_name), unsafe)
     delattr(module, tensor_name)
     if not is_parametrized(module):
         module.__class__ = _parametrized(type(module))
         module.parametrizations = ModuleDict()
-    module.parametrizations[tensor_name] = made
+    module.parametrizations[tensor_name] = chain
     return module
 
 
@@ -195,9 +195,9 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
     """
     if not is_parametrized(module, tensor_name):
         raise UsageError(f"{type(module).__name__} has no parametrization of {tensor_name!r}")
-    made = module.parametrizations[tensor_name]
-    if made.is_tensor:
-        kept = made.original
+    chain = module.parametrizations[tensor_name]
+    if chain.is_tensor:
+        kept = chain.original
         if leave_parametrized:
             with no_grad():
                 kept.data = getattr(module, tensor_name).detach()
@@ -205,7 +205,7 @@ def remove_parametrizations(module: Module, tensor_name: str, leave_parametrized
         value = getattr(module, tensor_name)
         kept = Parameter(value.detach()) if value.requires_grad else value
     else:
-        raise UsageError(f"{tensor_name} has {made.ntensors} originals", next="pass leave_parametrized=True")
+        raise UsageError(f"{tensor_name} has {chain.ntensors} originals", next="pass leave_parametrized=True")
     del module.parametrizations[tensor_name]
     if not is_parametrized(module):
         del module.parametrizations

@@ -300,13 +300,13 @@ class _WorkerIterator(_Iterator):
 
     def fetch(self) -> Any:
         while self.order:
-            found = self._answered()
-            if found is None:
+            position = self._answered()
+            if position is None:
                 self._receive()
                 continue
-            kind, value = self.answers.pop(self.order[found][0])
-            worker = self.order[found][1]
-            del self.order[found]
+            kind, value = self.answers.pop(self.order[position][0])
+            worker = self.order[position][1]
+            del self.order[position]
             if kind == "end":
                 worker.has_more = False
             self._hand_out()

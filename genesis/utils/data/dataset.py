@@ -180,9 +180,9 @@ def random_split(
     if math.isclose(sum(lengths), 1) and sum(lengths) <= 1:
         if not all(0 <= each <= 1 for each in lengths):
             raise UsageError(f"random_split got the fractions {list(lengths)}, which must be between 0 and 1")
-        whole = [math.floor(total * each) for each in lengths]
-        rest = total - sum(whole)  # handed out one by one, from the first on
-        lengths = [n + (rest + len(whole) - 1 - i) // len(whole) for i, n in enumerate(whole)]
+        sizes = [math.floor(total * each) for each in lengths]
+        rest = total - sum(sizes)  # handed out one by one, from the first on
+        lengths = [n + (rest + len(sizes) - 1 - i) // len(sizes) for i, n in enumerate(sizes)]
         for i, length in enumerate(lengths):
             if length == 0:
                 warnings.warn(f"split {i} of random_split has no examples", stacklevel=2)

@@ -56,10 +56,10 @@ class Fetcher:
             return self.collate(examples(self.dataset, index) if self.batched else self.dataset[index])
         if not self.batched:
             return self.collate(next(self.stream))
-        found = list(itertools.islice(self.stream, len(index)))
-        if not found or (self.drop_last and len(found) < len(index)):
+        batch = list(itertools.islice(self.stream, len(index)))
+        if not batch or (self.drop_last and len(batch) < len(index)):
             raise StopIteration
-        return self.collate(found)
+        return self.collate(batch)
 
 
 _info: WorkerInfo | None = None
@@ -131,8 +131,8 @@ def _failure(number: int | None, error: Exception) -> Any:
 
 def _restored(kind: type[Tensor], data: np.ndarray, requires_grad: bool) -> Tensor:
     """Return the tensor that `_reduced` took apart."""
-    found = Tensor(from_numpy(data))
-    return Parameter(found, requires_grad) if kind is Parameter else found.requires_grad_(requires_grad)
+    tensor = Tensor(from_numpy(data))
+    return Parameter(tensor, requires_grad) if kind is Parameter else tensor.requires_grad_(requires_grad)
 
 
 def _reduced(tensor: Tensor) -> Any:
