@@ -25,7 +25,7 @@ class Discrete(Distribution):
     probs: Any
     logits: Any
 
-    def _take(self, probs: Any, logits: Any) -> Any:
+    def _choose_parameter(self, probs: Any, logits: Any) -> Any:
         if (probs is None) == (logits is None):
             both = "none" if probs is None else "both"
             raise UsageError(f"{type(self).__name__} takes probs or logits, and got {both}")
@@ -56,7 +56,7 @@ class Bernoulli(Discrete):
     support = constraints.boolean
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None) -> None:
-        (given,) = broadcast_all(self._take(probs, logits))
+        (given,) = broadcast_all(self._choose_parameter(probs, logits))
         self.__dict__["logits" if probs is None else "probs"] = given
         super().__init__(given.shape, validate_args=validate_args)
 

@@ -24,7 +24,7 @@ class Categorical(Discrete):
     arg_constraints = {"probs": constraints.simplex, "logits": constraints.real_vector}  # noqa: RUF012
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool | None = None) -> None:
-        given = self._take(probs, logits)
+        given = self._choose_parameter(probs, logits)
         if not isinstance(given, Tensor) or given.ndim < 1:
             raise UsageError(f"Categorical takes a tensor [..., K], not {given!r}")
         if probs is None:

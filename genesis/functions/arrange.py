@@ -42,7 +42,7 @@ from genesis.shapes import broadcast_shapes as common_shape
 # --- Joins and splits -------------------------------------------------------------------------------------------------
 
 
-def _each(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+def _tensors_of(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the tensors of f(a, b) or f([a, b])."""
     return tuple(tensors[0]) if len(tensors) == 1 and not isinstance(tensors[0], TensorBase) else tensors
 
@@ -58,7 +58,7 @@ def _raised(x: Any, ndim: int) -> Any:
 
 def _at_least(ndim: int) -> Any:
     def raised(*tensors: Any) -> Any:
-        each = _each(tensors)
+        each = _tensors_of(tensors)
         return (
             _raised(each[0], ndim) if len(tensors) == 1 and each is tensors else tuple(_raised(t, ndim) for t in each)
         )
@@ -180,7 +180,7 @@ def broadcast_shapes(*shapes: Any) -> Any:
 @public(method=False)
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Return views of the tensors in their common shape."""
-    each = _each(tensors)
+    each = _tensors_of(tensors)
     shape = common_shape(*(array_of(t, "broadcast_tensors").shape for t in each))
     return tuple(expand(t, shape) for t in each)
 
@@ -188,7 +188,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
 @public(method=False)
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     """Return views of vectors as coordinates of a grid; `indexing` is "ij" (default) or "xy" (first two swapped)."""
-    each = [_raised(t, 1) for t in _each(tensors)]
+    each = [_raised(t, 1) for t in _tensors_of(tensors)]
     if indexing not in (None, "ij", "xy"):
         raise UsageError(f"meshgrid: indexing {indexing!r} is not 'ij' or 'xy'")
     if any(t.array.ndim != 1 for t in each) or len({(t.array.dtype, t.array.device) for t in each}) > 1:
@@ -206,7 +206,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
 @public(method=False)
 def cartesian_prod(*tensors: Any) -> Tensor:
     """Return all combinations of vectors' elements as rows; of one vector, the vector."""
-    each = _each(tensors)
+    each = _tensors_of(tensors)
     return each[0] if len(each) == 1 else stack([flatten(g) for g in meshgrid(*each, indexing="ij")], 1)
 
 
@@ -276,7 +276,7 @@ def trace(x: Tensor) -> Tensor:
 @public(method=False, out=True)
 def block_diag(*tensors: Tensor) -> Tensor:
     """Return the matrix with matrices (vectors as rows, numbers) as blocks along its diagonal."""
-    each = [_raised(t, 2) for t in _each(tensors)] or [zeros(1, 0)]
+    each = [_raised(t, 2) for t in _tensors_of(tensors)] or [zeros(1, 0)]
     if any(t.array.ndim > 2 for t in each):
         raise ShapeError("block_diag takes tensors of at most 2 dimensions")
     width = sum(t.array.shape[1] for t in each)

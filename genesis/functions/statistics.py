@@ -266,7 +266,7 @@ def msort(x: Tensor) -> Tensor:
     return reduce.sort(x, 0).values
 
 
-def _at(name: str, x: Any, dim: int, keepdim: bool, place: Callable[[Any, int], Any]) -> ValuesAndIndices:
+def _order_statistic(name: str, x: Any, dim: int, keepdim: bool, place: Callable[[Any, int], Any]) -> ValuesAndIndices:
     """Return the element at `place(sorted, size)` of each sorted line, and its position."""
     dim, size = _line(name, x, dim)
     if not size:
@@ -290,19 +290,19 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> ValuesA
     _, size = _line("kthvalue", x, dim)
     if not 1 <= k <= size:
         raise ShapeError(f"kthvalue: k is {k}, the dimension has {size} elements")
-    return _at("kthvalue", x, dim, keepdim, lambda ordered, size: k - 1)
+    return _order_statistic("kthvalue", x, dim, keepdim, lambda ordered, size: k - 1)
 
 
 def _median(name: str, x: Any, dim: int | None, keepdim: bool, place: Callable[[Any, int, int], Any]) -> Any:
     if dim is not None:
         axis, _ = _line(name, x, dim)
-        return _at(name, x, dim, keepdim, lambda ordered, size: place(ordered, size, axis))
+        return _order_statistic(name, x, dim, keepdim, lambda ordered, size: place(ordered, size, axis))
     if not array_of(x, name).size:
-        return full_like(reduce.sum(x), math.nan) if x.array.dtype.is_floating_point else _none(name, x)
-    return _at(name, ravel(x), 0, False, lambda ordered, size: place(ordered, size, 0)).values
+        return full_like(reduce.sum(x), math.nan) if x.array.dtype.is_floating_point else _median_of_none(name, x)
+    return _order_statistic(name, ravel(x), 0, False, lambda ordered, size: place(ordered, size, 0)).values
 
 
-def _none(name: str, x: Any) -> Any:
+def _median_of_none(name: str, x: Any) -> Any:
     return full_like(reduce.amax(zeros(1, dtype=x.array.dtype)), iinfo(x.array.dtype).min)
 
 
@@ -356,7 +356,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> ValuesAndIndices:
         return reduce.argmax(sub(places, first), axis, keepdim=True)
 
     with no_grad():
-        positions = _at("mode", x, dim, True, place).indices
+        positions = _order_statistic("mode", x, dim, True, place).indices
     return _chosen(x, dim, keepdim, positions)
 
 

@@ -58,9 +58,9 @@ class LazyLinear(Linear):
 
     def __init__(self, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
         super().__init__(0, out_features, bias, device, dtype)
-        self.register_load_state_dict_pre_hook(_take_from_state)
+        self.register_load_state_dict_pre_hook(_materialize_from_state)
 
-    def _take(self, like: Tensor) -> None:
+    def _materialize(self, like: Tensor) -> None:
         """Become a `Linear` layer for the last dimension of a tensor."""
         self.in_features, old = like.shape[-1], self.weight
         replace_array(old, init.new((self.out_features, self.in_features), old.device, old.dtype).array)
@@ -68,13 +68,13 @@ class LazyLinear(Linear):
         self.__class__ = Linear  # type: ignore[assignment]
 
     def forward(self, input: Tensor) -> Tensor:
-        self._take(input)
+        self._materialize(input)
         return Linear.forward(self, input)
 
 
-def _take_from_state(layer: Linear, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _materialize_from_state(layer: Linear, state: dict[str, Any], prefix: str, *_: Any) -> None:
     if isinstance(layer, LazyLinear) and f"{prefix}weight" in state:
-        layer._take(state[f"{prefix}weight"])
+        layer._materialize(state[f"{prefix}weight"])
 
 
 class Embedding(Module):

@@ -83,10 +83,10 @@ def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
     arrays = [each.array for each in tensors]
-    return Tensor(joined(arrays) or _run(arrays)[0])
+    return Tensor(joined(arrays) or _to_run(arrays)[0])
 
 
-def _run(arrays: Sequence[Array]) -> tuple[Array, list[Array]]:
+def _to_run(arrays: Sequence[Array]) -> tuple[Array, list[Array]]:
     """Copy arrays into one run of memory, and return the run and its parts."""
     first, sizes = arrays[0], [each.shape[0] for each in arrays]
     run = empty((sum(sizes), *first.shape[1:]), first.dtype, first.device)
@@ -100,9 +100,9 @@ def quantize_layers(layers: Sequence[Linear], kind: Kind) -> list[QuantizedLinea
     """Return quantized versions of layers on one input, as neighbours in memory. The layers do not change."""
     with no_grad():
         quantized = [_quantized(layer.weight.detach(), kind) for layer in layers]
-    codes, scales = (_run([each[i] for each in quantized])[1] for i in range(2))
+    codes, scales = (_to_run([each[i] for each in quantized])[1] for i in range(2))
     kept = [None if layer.bias is None else layer.bias.detach().array for layer in layers]
-    biases = iter(_run([each for each in kept if each is not None])[1] if any(b is not None for b in kept) else [])
+    biases = iter(_to_run([each for each in kept if each is not None])[1] if any(b is not None for b in kept) else [])
     return [
         QuantizedLinear(Tensor(q), Tensor(s), None if b is None else Tensor(next(biases)), layer.weight.dtype)
         for q, s, b, layer in zip(codes, scales, kept, layers, strict=True)

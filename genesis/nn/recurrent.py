@@ -131,7 +131,7 @@ class RNNBase(Module):
                 data = F.dropout(data, self.dropout, self.training)
             outputs = []
             for i in range(first, first + per_layer):
-                out, final = self._run(data, counts, tuple(s[i] for s in state), self._suffixes[i], i > first)
+                out, final = self._run_layer(data, counts, tuple(s[i] for s in state), self._suffixes[i], i > first)
                 outputs.append(out)
                 finals.append(final)
             data = cat(outputs, -1) if len(outputs) > 1 else outputs[0]
@@ -159,7 +159,7 @@ class RNNBase(Module):
                 raise ShapeError(f"{self.mode}: the state has shape {s.shape}, and should have {shape}")
         return state if order is None else tuple(s.index_select(1, order) for s in state)
 
-    def _run(
+    def _run_layer(
         self, data: Tensor, counts: list[int], state: State, suffix: str, is_reverse: bool
     ) -> tuple[Tensor, State]:
         """Run one layer in one direction; return its outputs, packed, and its final state."""

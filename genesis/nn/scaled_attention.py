@@ -62,7 +62,7 @@ def scaled_dot_product_attention(
     _check(query, key, value, enable_gqa)
     q, k, v = query, key, value
     if q.ndim != 4:
-        q, k, v = (x.reshape(_four(x.shape)) for x in (query, key, value))
+        q, k, v = (x.reshape(_to_four_dims(x.shape)) for x in (query, key, value))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     if attn_mask is None and dropout_p == 0 and v.array.shape == k.array.shape:
         heads = _fused(q, k, v, is_causal, factor)
@@ -103,7 +103,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         raise ShapeError(f"{heads} query heads cannot share {shared} key heads evenly")
 
 
-def _four(shape: Shape) -> Shape:
+def _to_four_dims(shape: Shape) -> Shape:
     """Merge the dimensions before heads, or prepend 1s, so that the shape has four dimensions."""
     lead = shape[:-3]
     return (math.prod(lead), *(1,) * (3 - len(shape)), *shape[-3:])
@@ -121,21 +121,21 @@ def _four_dimensional(mask: Tensor, full: Shape) -> Tensor:
         raise DTypeError(f"the mask has type {mask.dtype.name}", next="pass bools (True: visible), or floats to add")
     if len(full) <= 4 or mask.ndim <= 3:
         return mask
-    return expand(mask, (*full[:-3], *mask.shape[-3:])).reshape(_four((*full[:-3], *mask.shape[-3:])))  # type: ignore[no-any-return]
+    return expand(mask, (*full[:-3], *mask.shape[-3:])).reshape(_to_four_dims((*full[:-3], *mask.shape[-3:])))  # type: ignore[no-any-return]
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     """Run the fused op. Its last causal query sees all keys, while torch's causal query i sees keys 0 to i."""
     queries, keys = q.array.shape[2], k.array.shape[2]
     if not is_causal or queries == keys:
-        return _run(q, k, v, is_causal, scale)
+        return _run_op(q, k, v, is_causal, scale)
     if queries < keys:  # no query sees the keys after the last query
-        return _run(q, k[:, :, :queries], v[:, :, :queries], True, scale)
-    causal, full = _run(q[:, :, :keys], k, v, True, scale), _run(q[:, :, keys:], k, v, False, scale)
+        return _run_op(q, k[:, :, :queries], v[:, :, :queries], True, scale)
+    causal, full = _run_op(q[:, :, :keys], k, v, True, scale), _run_op(q[:, :, keys:], k, v, False, scale)
     return cat([causal, full], dim=2)  # type: ignore[no-any-return]
 
 
-def _run(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+def _run_op(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
     """Run the op in the order in which memory holds the queries: without a view if that is by head."""
     _, by_head, by_token, _ = q.array.strides
     if by_head >= by_token and q.array.shape[1] == k.array.shape[1]:

@@ -127,7 +127,7 @@ class _Stored:
                 x[...] = flat.reshape(x.shape)
 
 
-def _run(
+def _run_step(
     rule: Rule,
     changed: Sequence[np.ndarray],
     residual: np.ndarray | None,
@@ -184,7 +184,7 @@ def steps_of(rule: Rule) -> tuple[Op, Op]:
     def reference(title: str, is_split: bool) -> Callable[..., None]:
         def step(out: tuple[()], param: np.ndarray, *rest: Any, noise: Noise | None = None, **attrs: Any) -> None:
             residual, grad, *others = rest if is_split else (None, *rest)
-            _run(rule, (param, *others[:states]), residual, grad, others[states:], noise, attrs)
+            _run_step(rule, (param, *others[:states]), residual, grad, others[states:], noise, attrs)
 
         step.__name__, step.__doc__ = title, rule.update.__doc__
         return step

@@ -22,7 +22,7 @@ from genesis.ops.elementwise import add, div, erf_values, exp, floating, mul, ne
 # --- Numpy functions --------------------------------------------------------------------------------------------------
 
 
-def _each(function: Callable[[float], float], pole: float) -> Callable[..., Any]:
+def _elementwise(function: Callable[[float], float], pole: float) -> Callable[..., Any]:
     """Return a function of Python floats over arrays; `pole` is its value where it raises ValueError."""
 
     def one(x: float) -> float:
@@ -40,7 +40,7 @@ def _each(function: Callable[[float], float], pole: float) -> Callable[..., Any]
     return values
 
 
-erfc_values, lgamma_values = _each(math.erfc, math.nan), _each(math.lgamma, math.inf)
+erfc_values, lgamma_values = _elementwise(math.erfc, math.nan), _elementwise(math.lgamma, math.inf)
 
 # erfinv near 0 and near ±1, by powers of -log(1 - x²): M. Giles, "Approximating the erfinv function" (2010).
 _CENTRAL = (

@@ -542,7 +542,7 @@ class CyclicLR(_Cycle):
 class _Combination(LRScheduler):
     """Base class: several schedulers of one optimizer."""
 
-    def _take(self, optimizer: Optimizer | None, schedulers: Sequence[LRScheduler]) -> None:
+    def _set_schedulers(self, optimizer: Optimizer | None, schedulers: Sequence[LRScheduler]) -> None:
         name = type(self).__name__
         if not schedulers:
             raise ConfigError(f"{name} got no schedulers")
@@ -586,7 +586,7 @@ class SequentialLR(_Combination):
         self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int], last_epoch: int = -1
     ) -> None:
         _check_optimizer(optimizer)
-        self._take(optimizer, schedulers)
+        self._set_schedulers(optimizer, schedulers)
         if len(milestones) != len(schedulers) - 1 or list(milestones) != sorted(milestones):
             raise ConfigError(
                 f"{len(schedulers)} schedulers have the milestones {list(milestones)}",
@@ -624,7 +624,7 @@ class ChainedScheduler(_Combination):
     """Steps all schedulers in every step, so that their factors multiply."""
 
     def __init__(self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None) -> None:
-        self._take(optimizer, schedulers)
+        self._set_schedulers(optimizer, schedulers)
         self._last_lr = [float(g["lr"]) for g in self.optimizer.param_groups]
 
     def advance(self) -> None:

@@ -189,17 +189,17 @@ class SavedStates(GroupStates):
         for own, loaded in zip(self.param_groups, groups, strict=True):
             own.update({name: value for name, value in loaded.items() if name != "params"})
         self.state.clear()
-        self.state.update({param: _like(param, saved[n]) for n, param, _ in matched if n in saved})
+        self.state.update({param: _cast_state(param, saved[n]) for n, param, _ in matched if n in saved})
         for hook in self._hooks["load_post"]:
             hook(self)
 
 
-def _like(param: Tensor, value: Any, name: str = "") -> Any:
+def _cast_state(param: Tensor, value: Any, name: str = "") -> Any:
     """Return a state on the parameter's device; float tensors except "step" also take its dtype."""
     if isinstance(value, Tensor):
         dtype = param.dtype if value.is_floating_point() and name != "step" else value.dtype
         return value.to(device=param.device, dtype=dtype).clone()
-    return {k: _like(param, v, k) for k, v in value.items()} if isinstance(value, dict) else value
+    return {k: _cast_state(param, v, k) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _load_shard(flat: SharedBuffers, index: int, saved: Mapping[str, Any]) -> None:
