@@ -91,7 +91,7 @@ class GradScaler(optim.GradScaler):
         enabled: bool = True,
     ) -> None:
         if enabled and device == "cuda" and not cuda.is_available():
-            warnings.warn("GradScaler for cuda is disabled: there is no GPU", stacklevel=2)
+            warnings.warn("GradScaler for cuda is disabled, because no GPU was found", stacklevel=2)
             enabled = False
         super().__init__(init_scale, growth_factor, backoff_factor, growth_interval, enabled)
 

@@ -132,7 +132,7 @@ def ldexp(x: Tensor, other: Operand) -> Tensor:
     return pw.mul(x, factor if is_float or not own.is_floating_point else to_dtype(factor, own))
 
 
-del functions["round"], methods["round"]  # those of the op, which have no decimals
+del functions["round"], methods["round"]  # replaced below by functions that take `decimals`
 
 
 @public(out=True, in_place=True)

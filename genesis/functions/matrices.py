@@ -184,7 +184,7 @@ def _triangular(name: str, A: Any, B: Any, upper: bool, left: bool, unitriangula
 
 @matrix_function()
 def solve_triangular(A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    """Return X of A·X = B (X·A = B if not `left`) for triangular A, of which only one triangle is read."""
+    """Return X of A·X = B (X·A = B if not `left`) for triangular A; only one triangle is read."""
     return _triangular("linalg.solve_triangular", A, B, upper, left, unitriangular)
 
 

@@ -114,7 +114,7 @@ def _nested(values: np.ndarray, indent: int, edges: int, show: Callable[[Any], s
 
 
 def _formatter(values: np.ndarray, options: Options) -> tuple[Callable[[Any], str], int]:
-    """Return the function that formats one element, and the width to which it aligns: that of the widest value."""
+    """Return the function that formats one element, and the width of the widest value, to which it aligns."""
     if values.dtype.kind in "biu":
         width = max([len(str(v)) for v in values.ravel().tolist()], default=1)
         return lambda v: str(v).rjust(width), width
