@@ -283,8 +283,8 @@ def linear_token_log_probs(
 ) -> Tensor:
     """Return the log-probability of each target under softmax(input·linear_weightᵀ / temperature), without logits.
 
-    The result has target's shape, in float32 (float64 for float64 inputs); it is 0 for ignored positions. With a
-    frozen head, forward also computes the gradient of the input. Otherwise backward computes the logits again.
+    The result has target's shape, in float32 (float64 for float64 inputs); it is 0 at positions without a target. With
+    a frozen head, forward also computes the gradient of the input. Otherwise backward computes the logits again.
 
     Args:
         input: hidden states `[…, H]`.
