@@ -39,6 +39,7 @@ class Cuda:
 def load(static: int, shared: int) -> Cuda:
     driver: Any = object.__new__(Driver)
     driver._cuda, driver._success, driver._context, driver.index = Cuda(static), 0, 1, 0
+    driver._modules = {}
     driver.properties = Properties("NVIDIA A100", (8, 0), 40 << 30, 108, MOST, 40 << 20)
     try:
         assert driver.load(b"", "product", shared, 2).parameters == ((0, 8), (8, 8))
@@ -51,7 +52,8 @@ def load(static: int, shared: int) -> Cuda:
 def test_more_shared_memory_than_a_launch_has_is_asked_for() -> None:
     """48 KiB in all: what the code declares counts, too."""
     assert [load(*of).allowed for of in ((0, 48 << 10), (8 << 10, 40 << 10))] == [0, 0]
-    assert [load(*of).allowed for of in ((0, 49 << 10), (44 << 10, 8 << 10))] == [49 << 10, 8 << 10]
+    # More is the most that the device has: launches of the same function may take other amounts.
+    assert [load(*of).allowed for of in ((0, 49 << 10), (44 << 10, 8 << 10))] == [MOST, MOST - (44 << 10)]
 
 
 def test_a_kernel_that_takes_too_much_shared_memory_is_named() -> None:
