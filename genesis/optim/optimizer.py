@@ -13,10 +13,11 @@ reads the step count and the learning rates from `device_scalars`, so a CUDA gra
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 
@@ -41,13 +42,33 @@ from genesis.optim.flat import (
     check_range,
     scale_value,
 )
-from genesis.optim.saving import GLOBAL_HOOKS, SavedStates, added, hooked
+from genesis.optim.saving import Hooks, SavedStates, added
 from genesis.optim.shared import SharedBuffers
 from genesis.optim.states import MASTER, RESIDUAL, Group, LowPrecision, check_keywords, decay_groups, without_neutral
 from genesis.tensor import Tensor
 
 if TYPE_CHECKING:
     from genesis.distributed.group import Group as Ranks
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+GLOBAL_HOOKS: Hooks = {"step_pre": [], "step_post": []}
+
+
+def hooked(step: F) -> F:
+    """Return a method `step` that runs the hooks before and after it."""
+
+    @functools.wraps(step)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        optimizer = args[0]
+        for before in (*GLOBAL_HOOKS["step_pre"], *optimizer._hooks["step_pre"]):
+            args, kwargs = before(optimizer, args, kwargs) or (args, kwargs)
+        result = step(*args, **kwargs)
+        for after in (*optimizer._hooks["step_post"], *GLOBAL_HOOKS["step_post"]):
+            after(optimizer, args, kwargs)
+        return result
+
+    return cast(F, called)
 
 
 def _check_group(group: Any) -> None:

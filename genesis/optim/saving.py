@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,8 +42,6 @@ class StoredTensor(NamedTuple):
 
 
 Hooks = dict[str, list[Callable[..., Any]]]
-F = TypeVar("F", bound=Callable[..., Any])
-GLOBAL_HOOKS: Hooks = {"step_pre": [], "step_post": []}
 
 
 def added(hooks: list[Callable[..., Any]], hook: Callable[..., Any], prepend: bool = False) -> HookHandle:
@@ -73,22 +71,6 @@ def kept_arrays(optimizer: GroupStates, param: Tensor) -> dict[str, KeptArray]:
         }
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     return {name: KeptArray(t.dtype, t.shape, functools.partial(getattr, t, "array")) for name, t in tensors.items()}
-
-
-def hooked(step: F) -> F:
-    """Return a method `step` that runs the hooks before and after it."""
-
-    @functools.wraps(step)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        optimizer = args[0]
-        for before in (*GLOBAL_HOOKS["step_pre"], *optimizer._hooks["step_pre"]):
-            args, kwargs = before(optimizer, args, kwargs) or (args, kwargs)
-        result = step(*args, **kwargs)
-        for after in (*optimizer._hooks["step_post"], *GLOBAL_HOOKS["step_post"]):
-            after(optimizer, args, kwargs)
-        return result
-
-    return cast(F, called)
 
 
 class SavedStates(GroupStates):

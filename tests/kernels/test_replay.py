@@ -167,7 +167,7 @@ def test_machine_code_for_a_constant_is_not_that_of_an_equal_one(backend: CudaBa
 
 
 def test_sources_compiled_with_equal_macros_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_source, "_compiled", lambda preamble, *rest: preamble)
+    monkeypatch.setattr(cuda_source, "_compiled", lambda preamble, *rest: [preamble])
     made = [cuda_source.compile_source("", "f", (9, 0), (("C", c),)) for c in (1, 1.0, True)]
     assert made == ["#define C 1\n", "#define C 1.0f\n", "#define C true\n"]
 
