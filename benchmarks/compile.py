@@ -96,7 +96,7 @@ def lion(F: Any, p: Any, g: Any, m: Any) -> Any:
     return p * (1 - 1e-4) - 1e-3 * (m * 0.9 + g * 0.1).sign(), m * 0.99 + g * 0.01
 
 
-# function, layout of each operand: "x" the whole, "w" one row, "l" labels, "k" a mask; whether it has a gradient
+# Function; kind of each operand: "x", "c", "p" matrices, "w" a row, "l" labels, "k" a mask; whether it has a gradient.
 CASES: tuple[tuple[Callable[..., Any], str, bool], ...] = (
     (gelu, "x", True), (swiglu, "xx", True), (softmax, "x", True), (log_softmax_nll, "xl", True),
     (rms_norm_residual, "xxw", True), (layer_norm_dropout, "xww", True), (rotary, "xcc", True), (z_loss, "x", True),
@@ -106,7 +106,7 @@ CASES: tuple[tuple[Callable[..., Any], str, bool], ...] = (
 
 
 def operands(kinds: str, rows: int, columns: int, seed: int) -> list[np.ndarray]:
-    """Random operands of a case."""
+    """Random operands: "p" in [0, 1), others normal."""
     rng = np.random.default_rng(seed)
     makers: dict[str, Callable[[], np.ndarray]] = {
         "x": lambda: rng.standard_normal((rows, columns), np.float32),
@@ -120,7 +120,7 @@ def operands(kinds: str, rows: int, columns: int, seed: int) -> list[np.ndarray]
 
 
 class Side:
-    """One library: how it makes tensors, compiles and times."""
+    """One library, which makes tensors, compiles and times."""
 
     def __init__(self, library: Any, functional: Any) -> None:
         self.library = library
@@ -253,12 +253,13 @@ def report(found: list[dict[str, Any]], options: argparse.Namespace) -> None:
           f"below 0.85: {sum(r < 0.85 for r in ratios)}")  # fmt: skip
     of = results.columns(
         function=("function", "text", "Function of plain ops, in benchmarks/compile.py."),
-        dtype=("dtype", "text", "Of the operands."), rows=("rows", "count", "Of the operands."),
-        columns=("columns", "count", "Of the operands."), step=("pass", "text", "Forward, or forward and backward."),
-        genesis=("Genesis", "s", "Median time of a call, by events."), torch=("torch", "s", "The same, torch.compile."),
-        ratio=("ratio", "ratio", "torch's time over Genesis'."),
+        dtype=("dtype", "text", "Of the operands."), rows=("rows", "count", "Rows of the operands."),
+        columns=("columns", "count", "Columns of the operands."),
+        step=("pass", "text", "Forward, or forward and backward."),
+        genesis=("Genesis", "s", "Median time of a call, by events."), torch=("torch", "s", "torch.compile's time."),
+        ratio=("ratio", "ratio", "torch's time / Genesis's."),
     )  # fmt: skip
-    table = results.rows_table("cases", "Compiled functions beside torch.compile", of, rows)
+    table = results.rows_table("cases", "Compiled functions compared with torch.compile", of, rows)
     results.write_report(options.out, "compile", Device("cuda"), [table], {"seed": options.seed})
 
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cpu_generation --torch-python .venv-peers/bin/python
 
-Each side runs in processes of its own. Weights are random, float32, and stored once for both; both must generate the
-same tokens greedily, or nothing is reported. A token's time is that between two tokens; the first's includes the
-prompt. Reported are the median and the fastest tenth of all rounds, and transformers / Genesis. On a machine that has
-other work, too, the fastest tenth is the figure to look at.
+Each side runs in its own processes, with the same random float32 weights. Nothing is reported unless both generate the
+same tokens greedily. A token's time is the time since the previous token; the first token's includes the prompt. The
+report has the median and the fastest tenth of all rounds, and the ratio transformers / Genesis. On a busy machine the
+fastest tenth is the figure to look at.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIDES = ("genesis", "transformers")
 
 
 def make_model(job: dict[str, Any]) -> dict[str, Any]:
-    """Random weights of the size, in the job's folder."""
+    """Write a model with random weights into the job's folder."""
     import genesis_models
 
     genesis_models.save(genesis_models.build(genesis_models.preset(job["size"]), seed=0), job["folder"])
@@ -37,7 +37,7 @@ def make_model(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
-    """The engine of `genesis generate`."""
+    """Time the engine of `genesis generate`."""
     import numpy as np
     from threadpoolctl import threadpool_info
 
@@ -62,7 +62,7 @@ def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def transformers_side(job: dict[str, Any]) -> dict[str, Any]:
-    """`generate` of transformers, with its own cache."""
+    """Time `generate` of transformers, with its own cache."""
     import torch
     import transformers
 
@@ -86,7 +86,7 @@ def transformers_side(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(generate: Callable[[Callable[[], None]], list[int]], job: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds from each token to the next, and to the first; the first run warms up."""
+    """Milliseconds from each token to the next, and to the first token; an uncounted run warms up."""
     tokens = generate(lambda: None)
     steps, processors, firsts = [], [], []
     for _ in range(job["repeats"]):
@@ -112,7 +112,7 @@ def run(python: str, side: str, job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-DESCRIBED = {  # given to `columns` where Genesis is: the other side's Python need not have it
+DESCRIBED = {  # a dict, because the other side's Python may lack Genesis, which `columns` needs
     "side": ("side", "text", "Library."),
     "token": ("token", "s", "Median time from a token to the next."),
     "fastest": ("fastest tenth", "s", "Time of the fastest tenth of the tokens."),
@@ -121,9 +121,9 @@ DESCRIBED = {  # given to `columns` where Genesis is: the other side's Python ne
     "tokens_per_second": ("tokens/s", "token/s", "Tokens a second at the median."),
     "peak": ("peak memory", "bytes", "Largest resident memory of the process."),
     "version": ("version", "text", "Versions of the library."),
-    "ratio": ("ratio", "ratio", "Time of a token over that of Genesis."),
-    "first_ratio": ("first ratio", "ratio", "Time to the first token over that of Genesis."),
-    "memory_ratio": ("memory ratio", "ratio", "Memory over that of Genesis."),
+    "ratio": ("ratio", "ratio", "Time of a token / Genesis's."),
+    "first_ratio": ("first ratio", "ratio", "Time to the first token / Genesis's."),
+    "memory_ratio": ("memory ratio", "ratio", "Memory / Genesis's."),
 }
 
 
@@ -162,7 +162,7 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 rounds[side].append(run(pythons[side], side, job))
     tokens = [each.pop("tokens") for found in rounds.values() for each in found]
     if any(each != tokens[0] for each in tokens):
-        raise SystemExit(f"the two generate different tokens: {tokens}")
+        raise SystemExit(f"Genesis and transformers generate different tokens: {tokens}")
     ours, theirs = (summary(name, found) for name, found in rounds.items())
     for key, of in (("ratio", "token"), ("first_ratio", "first"), ("memory_ratio", "peak")):
         theirs[key] = theirs[of] / ours[of]
@@ -179,10 +179,10 @@ def main() -> None:
     parser.add_argument("--size", default="0.5B", help="a preset of Genesis")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the prompt")
-    parser.add_argument("--new", type=int, default=32, help="tokens that are generated")
+    parser.add_argument("--new", type=int, default=32, help="tokens to generate")
     parser.add_argument("--repeats", type=int, default=3, help="in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="where the JSON result goes")
+    parser.add_argument("--out", type=Path, help="file for the JSON report")
     arguments = parser.parse_args()
     from benchmarks.results import columns, rows_table, write_report
     from genesis.backend import CPU

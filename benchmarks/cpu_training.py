@@ -2,11 +2,11 @@
 
     python benchmarks/cpu_training.py --torch-python .venv-peers/bin/python
 
-Each side runs in processes of its own, interleaved, on the same tokens, with the same number of threads. Reported are
+Each side runs in its own processes, interleaved, on the same tokens, with the same number of threads. The report has
 the median step over all rounds, tokens a second, the peak resident memory of the process, and torch / Genesis.
 
-Each library picks its matmul kernels by the CPU, and most of a step is in them: the result names what
-Genesis' BLAS picked, and what the environment made it pick (OPENBLAS_CORETYPE).
+Matmuls take most of a step, and each library picks their kernels by the CPU. The report names the processor for which
+Genesis's BLAS picked them, and OPENBLAS_CORETYPE if that pins the choice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADAMW = ["optim.name=adamw"]
 
 
 def genesis_side(job: dict[str, Any]) -> dict[str, Any]:
-    """Train with the product's own loop parts; one process."""
+    """Train in this process with the parts of Genesis's own loop."""
     import resource
     import time
 
@@ -104,8 +104,8 @@ COLUMNS = columns(
     peak=("peak memory", "bytes", "Largest resident memory of the process."),
     last_loss=("last loss", "count", "Loss of the last step."),
     version=("version", "text", "Versions of the library and its BLAS."),
-    ratio=("ratio", "ratio", "Time of this side over that of Genesis."),
-    memory_ratio=("memory ratio", "ratio", "Memory of this side over that of Genesis."),
+    ratio=("ratio", "ratio", "This side's time / Genesis's."),
+    memory_ratio=("memory ratio", "ratio", "This side's memory / Genesis's."),
 )
 
 
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="steps measured in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="where the JSON result goes")
+    parser.add_argument("--out", type=Path, help="file for the JSON report")
     arguments = parser.parse_args()
     made = rows_table("sides", "Training steps of the quickstart", COLUMNS, compare(arguments))
     if pinned := os.environ.get("OPENBLAS_CORETYPE"):

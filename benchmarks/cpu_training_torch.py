@@ -1,4 +1,4 @@
-"""The torch side of cpu_training.py: the quickstart's model, eager, on the CPU. That script runs it where torch is."""
+"""The torch side of cpu_training.py: the quickstart's model, eager, on the CPU. That script starts it."""
 
 from __future__ import annotations
 

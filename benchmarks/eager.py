@@ -1,11 +1,11 @@
-"""Eager modules of random shapes, forward and backward, beside torch on one GPU, or on a device that runs nothing.
+"""Eager modules of random shapes, forward and backward: compared with torch on one GPU, or on a simulated device.
 
     python -m benchmarks.eager --vs torch --seed 1
     python -m benchmarks.eager --host
 
-The first prints the wall time of a call with its backward pass and the ratio torch / Genesis: by kind, the median over
-the shapes. The second needs no GPU. It counts what one such call costs the host: microseconds, Python calls, calls of C
-functions, blocks taken from the memory pool, and launches.
+The first command prints, for each kind, the wall time of a call with its backward pass and the ratio torch / Genesis:
+medians over the shapes. The second needs no GPU: its device runs nothing. It counts what one call costs the host:
+microseconds, Python calls, calls of C functions, blocks taken from the memory pool, and launches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _size(rng: Draw, low: int, high: int) -> int:
 
 
 class Case:
-    """Tensors and modules of one library, drawn by a seed, so that the cases of two libraries are alike."""
+    """Tensors and modules of one library, drawn by a seed, so that two libraries get equal cases."""
 
     def __init__(self, library: Any, device: Any, seed: int) -> None:
         self.library, self.device, self.rng = library, device, Draw(seed)
@@ -239,14 +239,14 @@ def main() -> None:
     """Run the chosen comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--vs", help="the library to compare with, torch")
+    how.add_argument("--vs", help="the library to compare with: torch")
     how.add_argument("--host", action="store_true", help="count the host's work on a device that runs nothing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--shapes", type=int, default=60, help="of each kind")
-    parser.add_argument("--calls", type=int, default=20, help="in a measurement")
+    parser.add_argument("--shapes", type=int, default=60, help="shapes of each kind")
+    parser.add_argument("--calls", type=int, default=20, help="calls in a measurement")
     parser.add_argument("--seconds", type=float, default=600, help="start no case after this time")
-    parser.add_argument("--verbose", type=int, default=0, help="of --host: the functions that are called most")
+    parser.add_argument("--verbose", type=int, default=0, help="with --host: show the N functions that are called most")
     parser.add_argument("--out", help="write the figures to this file")
     options = parser.parse_args()
     kinds = options.kinds.split(",")

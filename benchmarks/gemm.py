@@ -1,13 +1,12 @@
-"""Random matmuls beside torch, on a GPU alone: `python -m benchmarks.gemm --seed 7 --count 400`.
+"""Random matmuls compared with torch, as GPU time: `python -m benchmarks.gemm --seed 7 --count 400`.
 
-Sizes are multiples of 8 from 64 to 8,000, rows of a K-major operand any number from 1 to 16,384. Half of the matmuls
-are bf16, the others fp16, tf32, float32 and fp8 in equal parts; a quarter is batched. Operands are K-major or MN-major,
-except fp8's, which torch takes K-major only. Both sides read the same memory, and results are compared with float64
-for a sample of rows. Both sides are captured into CUDA graphs and replayed in turns; a time is the median.
+Sizes are multiples of 8 from 64 to 8,000; a K-major operand has 1 to 16,384 rows. Half of the matmuls are bf16, the
+others fp16, tf32, float32 and fp8 in equal parts; a quarter is batched. Operands are K-major or MN-major, except fp8's,
+which torch takes K-major only. Both sides read the same memory, and results are compared with float64 for some rows.
+Both sides are captured into CUDA graphs and replayed in turns; a time is the median.
 
-`--named` takes the matmuls of training steps instead. `--candidates N` times the N tiles that the model ranks first,
-too, and `--json FILE` writes one line a matmul: the data that the constants of `genesis/kernels/gemm/tiles.py` are
-fitted on.
+`--named` takes the matmuls of training steps instead. `--candidates N` also times the N tiles that the cost model ranks
+first. `--json FILE` writes one line per matmul; the constants of `genesis/kernels/gemm/tiles.py` are fitted to it.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from genesis.shapes import contiguous_strides
 
 CUDA = Device("cuda", 0)
 Call = Callable[[Array, Array, Array], None]
-KINDS = {"bf16": 4, "fp16": 1, "tf32": 1, "float32": 1, "fp8": 1}  # weights of the draw
+KINDS = {"bf16": 4, "fp16": 1, "tf32": 1, "float32": 1, "fp8": 1}  # relative frequencies
 ITEM = {"bf16": 2, "fp16": 2, "tf32": 4, "float32": 4, "fp8": 1}  # bytes of an element
 DTYPES: dict[str, DType] = {
     "bf16": bfloat16, "fp16": float16, "tf32": float32, "float32": float32, "fp8": float8_e4m3fn
 }  # fmt: skip
 OUT: dict[str, DType] = {"fp8": bfloat16}
-MOST_FLOPS = {"float32": 2e11}  # so that a call takes a few ms at most
+MOST_FLOPS = {"float32": 2e11}  # so that a call takes at most a few ms
 MOST_ELEMENTS = 1 << 28  # of an operand
 REPLAY, MOST_CALLS = 4e-4, 40  # least seconds of a replay; calls in a graph at most
-# Roundings of operands or results. Errors of float32 are those of a sum in ascending order, in proportion to the terms.
+# Relative rounding of operands or results. A float32 error may grow with the number of terms, as in a plain sum.
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11, "tf32": 2.0**-10, "float32": 2.0**-24, "fp8": 2.0**-8}
 CHECKED_ROWS, MOST_ERROR = 64, 4.0
-# Widths of models, their MLPs, packed q, k and v, and vocabularies, of the training steps of `genesis bench-model`.
+# Models of `genesis bench-model`: width, MLP width, width of packed q, k and v, vocabulary.
 WIDTHS = ((576, 1536, 960, 49152), (896, 4864, 1152, 151936), (1536, 8960, 2048, 0), (2048, 8192, 3072, 128256))
 
 
@@ -117,12 +116,12 @@ def problem_of(p: Matmul) -> Problem:
 
 
 def calls_of(p: Matmul, candidates: int) -> dict[str, Call]:
-    """Return the calls to time: the model's choice, the one of `one_chain`, and its first candidates."""
+    """Return the calls to time: the default choice, the choice with `one_chain`, and the first candidates."""
     found: dict[str, Call] = {"genesis": matmul_into}
     if p.kind != "fp8":
         found["one chain"] = partial(matmul_into, one_chain=True)
     properties = backend_of(CUDA).driver.properties
-    best: dict[tuple[int | bool, ...], GemmTile] = {}  # of each size and order
+    best: dict[tuple[int | bool, ...], GemmTile] = {}  # the first tile of each size and order
     for _, tile, _ in ranked(problem_of(p), properties.sm_count, properties.shared_memory):
         best.setdefault((*tile[:5], tile.swapped), tile)
     for tile in itertools.islice(best.values(), candidates):
@@ -324,10 +323,10 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--named", action="store_true", help="matmuls of training steps")
-    parser.add_argument("--candidates", type=int, default=0, help="how many tiles to time beside the choice")
+    parser.add_argument("--candidates", type=int, default=0, help="how many other tiles to time")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
-    parser.add_argument("--json", type=Path, help="write one line a matmul")
+    parser.add_argument("--json", type=Path, help="write one line per matmul")
     parser.add_argument("--out", type=Path, help="write a report")
     asked = parser.parse_args()
     import torch
@@ -351,18 +350,18 @@ def main() -> None:
 
 COLUMNS = columns(
     call=("call", "text", "The choice, the choice that splits no sum, or the fastest candidate."),
-    kind=("operands", "text", "Their type, and whether there are several matrices."),
+    kind=("operands", "text", "Type of the operands, and whether the matmul is batched."),
     count=("matmuls", "count", "How many were drawn."),
-    median=("median", "ratio", "Torch's time over Genesis's."),
-    worst=("worst", "ratio", "The same, of the slowest matmul beside torch."),
+    median=("median", "ratio", "torch's time / Genesis's."),
+    worst=("worst", "ratio", "The lowest of these ratios."),
     low=("below 0.9", "count", "Matmuls with a lower ratio."),
     lowest=("below 0.75", "count", "Matmuls with a lower ratio."),
-    of=("worst of all", "text", "The slowest matmul beside torch."),
+    of=("worst of all", "text", "The matmul with the lowest ratio."),
 )
 
 
 def report(rows: Sequence[dict[str, Any]], names: Iterable[str], out: Path | None) -> None:
-    """Print, and write, torch's time over Genesis's: median, worst and how many are low, of each kind."""
+    """Print and write the ratios torch / Genesis of each kind: the median, the worst, and how many are low."""
     for row in rows:
         if tiles := [us for name, us in row["us"].items() if name.count(",") > 3]:
             row["us"]["best"] = min(*tiles, row["us"]["genesis"])

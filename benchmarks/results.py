@@ -1,4 +1,4 @@
-"""The files of benchmarks/results: reports as `genesis.measure.record` has them, the newest of each kind."""
+"""Writes reports of `genesis.measure.record` into benchmarks/results, and finds the newest of each kind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rows_table(name: str, title: str, of: Sequence[Column], rows: Iterable[Row])
 def write_report(
     path: Path | None, kind: str, device: Device, tables: Sequence[Table], settings: Mapping[str, Cell] | None = None
 ) -> None:
-    """Write a report about this machine as compact JSON: programs read these files, and a clone has them all."""
+    """Write a report about this machine as compact JSON, because every clone contains these files."""
     if path is None:
         return
     from genesis import cuda
@@ -50,7 +50,7 @@ def write_report(
 
 
 def result_files(folder: Path = RESULTS) -> list[Path]:
-    """The JSON files of results: those that git knows, or all where there is no git."""
+    """The JSON files of results that git tracks; all of them outside a git clone."""
     command = ["git", "ls-files", "-z", "--", "*.json"]
     listed = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     if listed.returncode:
@@ -59,6 +59,6 @@ def result_files(folder: Path = RESULTS) -> list[Path]:
 
 
 def newest(kind: str, files: Iterable[Path]) -> tuple[Path, dict[str, Any]] | None:
-    """The newest report of a kind and its file; None where there is none."""
+    """The file of a kind's newest report, and the report; None if no file has this kind."""
     found = [(path, json.loads(path.read_text())) for path in files]
     return max((each for each in found if each[1]["kind"] == kind), key=lambda each: each[1]["date"], default=None)

@@ -1,6 +1,6 @@
-"""The files of Genesis that a CPU training step enters: what a reader opens to follow one. Run it as a module.
+"""Lists the files of Genesis that a CPU training step enters, which a reader opens to follow it. Run it as a module.
 
-A file is entered when a function of it is called. The step is the second one of a Qwen3 of two layers in fused form,
+A file is entered when one of its functions is called. The step is the second step of a Qwen3 with two fused layers,
 with AdamW, in one thread.
 """
 
@@ -58,11 +58,11 @@ def entered_files() -> dict[str, int]:
         take_step(state, batches[1:], 1e-3, 1.0, CPU)
     finally:
         sys.setprofile(None)
-    return dict(sorted(_ours(calls).items()))
+    return dict(sorted(_genesis_files(calls).items()))
 
 
-def _ours(calls: Counter[str]) -> dict[str, int]:
-    """Of the files that were entered, those of Genesis."""
+def _genesis_files(calls: Counter[str]) -> dict[str, int]:
+    """Keep the files of Genesis."""
     found = {}
     for name, module in ROOTS.items():
         root = Path(str(module.__file__)).resolve().parent

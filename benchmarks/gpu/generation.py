@@ -1,13 +1,12 @@
-"""Generation on a GPU, Genesis and torch in turns: milliseconds a token, whole calls, time to the first token.
+"""Generation on a GPU by Genesis and torch in turns: time of a token, of a whole call, and to the first token.
 
     python -m benchmarks.gpu.generation --sizes 0.5B,qwen3-0.6B --batches 1,8,32 --recipes lean-graph
 
-Each side has a process, which loads the same random weights and answers one case after the other, so that a case's
-rounds are interleaved. `token` is the median of the times between the ends of decoding steps, by events. `first` is
-the wall time from the call to its first token, with everything captured before. `of copy` is the share of a copy's
-bandwidth, measured in the same process, at which a step's weights and half of its keys and values are read. Greedy
-tokens of torch's sides are compared with ours: `same` is the mean length of their equal beginning (16-bit ties may
-differ).
+Each side is a process that loads the same random weights and runs one case after the other; a case's rounds are
+interleaved. `token` is the median time between the ends of decoding steps, by events. `first` is the wall time from the
+call to its first token, after all graphs were captured. `share` is the rate at which a step reads its weights and half
+of its cache, divided by the bandwidth of a copy in the same process. `same` is the mean number of leading greedy tokens
+that equal the first side's (16-bit ties may differ).
 """
 
 from __future__ import annotations
@@ -30,27 +29,27 @@ from genesis.backend import as_device
 Job = dict[str, Any]
 COLUMNS = columns(
     size=("size", "text", "Model."),
-    side=("side", "text", "Genesis, with its types of weights and cache, or a recipe of torch."),
-    batch=("rows", "count", "Sequences that are generated at a time."),
+    side=("side", "text", "Genesis with the types of its weights and cache, or a recipe of torch."),
+    batch=("rows", "count", "Sequences that are generated together."),
     prompt=("prompt", "count", "Tokens of a prompt."),
-    new=("new", "count", "Tokens that are generated."),
+    new=("new", "count", "Generated tokens of each sequence."),
     draw=("draw", "text", "Greedy, or sampled with temperature 0.8, top-p 0.95 and top-k 50."),
     token=("token", "s", "Median time between the ends of decoding steps, by events."),
-    tokens_per_second=("tokens/s", "token/s", "Of all rows, at the median."),
-    ratio=("ratio", "ratio", "Time of a token over that of Genesis."),
+    tokens_per_second=("tokens/s", "token/s", "Tokens per second of all rows, at the median."),
+    ratio=("ratio", "ratio", "Time of a token / Genesis's."),
     share=("of a copy", "share", "Rate of the step's weights and half of its cache as a share of a copy's."),
     whole=("whole call", "s", "Wall time of the call."),
-    first=("first token", "s", "Wall time to the first token, with everything captured before."),
-    same=("same", "count", "Mean length of the beginning that equals the first side's greedy tokens."),
+    first=("first token", "s", "Wall time to the first token, after all graphs were captured."),
+    same=("same", "count", "Mean number of leading greedy tokens that equal the first side's."),
     error=("error", "text", "Why the side has no figures."),
 )
 
 
 class Answering(Side):
-    """A process that has a model and runs the cases that it is told."""
+    """A process that has a model and runs the cases that it receives."""
 
     def ask(self, case: Job) -> dict[str, Any]:
-        """Its answer to a case."""
+        """Send a case and return the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(case) + "\n")
         self.process.stdin.flush()
@@ -58,7 +57,7 @@ class Answering(Side):
 
 
 def cases(chosen: argparse.Namespace) -> list[Job]:
-    """What each side runs: batches of both draws, a prompt that counts until its first token, and a long one."""
+    """The cases: each batch with each draw, a prompt for the time to the first token, and a long prompt."""
     found: list[Job] = [
         {"batch": int(batch), "prompt": chosen.prompt, "new": chosen.new, "draw": draw}
         for batch, draw in itertools.product(listed(chosen.batches), listed(chosen.draws))
@@ -71,7 +70,7 @@ def cases(chosen: argparse.Namespace) -> list[Job]:
 
 
 def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, Any]]:
-    """The rows of a size."""
+    """Run all cases of a size on all sides, and return their rows."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         job = {"size": size, "folder": folder, "device": chosen.device, "dtype": chosen.dtype}
@@ -119,7 +118,7 @@ def _ask(row: dict[str, Any], side: Answering, case: Job) -> None:
 
 
 def _compare(rows: list[dict[str, Any]]) -> None:
-    """Note each side's time over the first's, and how far its tokens are those of the first."""
+    """Add each side's time / the first side's, and the number of leading tokens that are equal."""
     for row in rows[1:]:
         if "token" in row and "token" in rows[0]:
             row["ratio"] = row["token"] / rows[0]["token"]
@@ -130,7 +129,7 @@ def _compare(rows: list[dict[str, Any]]) -> None:
 
 
 def same_beginning(x: list[list[int]], y: list[list[int]]) -> float:
-    """How many tokens two batches' rows begin with alike, on average."""
+    """The mean number of leading tokens in which the rows of two batches agree."""
     lengths = [sum(itertools.takewhile(bool, map(int.__eq__, a, b))) for a, b in zip(x, y, strict=True)]
     return statistics.mean(lengths)
 
@@ -143,17 +142,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--draws", default="greedy,sampled", help="sampled: temperature 0.8, top-p 0.95, top-k 50")
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--new", type=int, default=256)
-    parser.add_argument("--first", type=int, default=1024, help="a prompt for the time to the first token; 0: none")
-    parser.add_argument("--long", type=int, default=8192, help="a long prompt; 0: none")
+    parser.add_argument("--first", type=int, default=1024, help="tokens of the prompt for the first token; 0: none")
+    parser.add_argument("--long", type=int, default=8192, help="tokens of the long prompt; 0: none")
     parser.add_argument("--caches", default="auto", help="types of keys and values: auto, fp8")
     parser.add_argument("--weights", default="auto", help="types of weights: auto, fp8, int8")
-    parser.add_argument("--recipes", default="", help="torch's: lean-graph, lean-compile")
+    parser.add_argument("--recipes", default="", help="recipes of torch: lean-graph, lean-compile")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--torch", default=sys.executable, help="the interpreter of an environment with torch")
     parser.add_argument("--limit", type=float, default=120, help="seconds that one answer may take")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further case is begun")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no case starts")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 

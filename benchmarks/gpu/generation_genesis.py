@@ -23,7 +23,7 @@ from genesis_models.engine.device import DeviceEngine
 from genesis_models.weights import quantize
 
 DRAWS = {"greedy": Sampling(0.0), "sampled": Sampling(0.8, top_k=50, top_p=0.95)}
-WARM_UPS = 3  # a pass of prompts is captured in its third
+WARM_UPS = 3  # the third pass over prompts is captured
 
 
 def prepare(job: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ def prepare(job: dict[str, Any]) -> None:
 
 
 def prompts(case: dict[str, Any], vocabulary: int) -> np.ndarray:
-    """`[batch, prompt]`, the same on all sides."""
+    """Token ids `[batch, prompt]`, the same on all sides."""
     return np.random.default_rng(case["batch"]).integers(0, vocabulary, (case["batch"], case["prompt"]))
 
 
@@ -50,7 +50,7 @@ class Opened:
         if job["weights"] != "auto":
             quantize(self.model, job["weights"])
         self.bandwidth = copy_rate(as_device(job["device"]))
-        self.key: tuple[int, int, str] | None = None  # of the last case
+        self.key: tuple[int, int, str] | None = None  # of the previous case
         self.ends: list[cuda.Event] = []
         call = device_rows.Step.__call__
 
@@ -63,7 +63,7 @@ class Opened:
         device_rows.Step.__call__ = timed  # type: ignore[method-assign]
 
     def answer(self, case: dict[str, Any]) -> dict[str, Any]:
-        """A case's times, after calls that capture what is new."""
+        """The times of a case. Calls before it capture the graphs of a new shape."""
         key = case["batch"], case["prompt"] + case["new"], case["draw"]
         if key != self.key:
             self.key = key
@@ -75,7 +75,7 @@ class Opened:
         return found
 
     def engine(self, case: dict[str, Any]) -> DeviceEngine:
-        """A new one, which takes over what the last one captured."""
+        """A new engine, which reuses the previous engine's graphs."""
         size = case["prompt"] + case["new"]
         return DeviceEngine(self.model, rows=case["batch"], capacity=size, cache=self.job["cache"])
 
@@ -84,7 +84,7 @@ class Opened:
         return [Request(each, DRAWS[case["draw"]], case["new"], sequence=i) for i, each in enumerate(ids)]
 
     def run(self, case: dict[str, Any]) -> dict[str, Any]:
-        """One call."""
+        """Generate once; return times in seconds and tokens."""
         engine, requests = self.engine(case), self.requests(case)
         tokens: list[list[int]] = [[] for _ in requests]
         self.ends.clear()
@@ -100,10 +100,10 @@ class Opened:
         return {"token": token, "whole": whole, "first": first, "tokens": tokens}
 
     def bytes(self, case: dict[str, Any]) -> float:
-        """Read by a step in the middle of the continuation: all weights, and the keys and values of all rows."""
+        """Bytes that a step reads halfway through generation: all weights, and the keys and values of all rows."""
         config, embedding = self.model.config, self.model.model.embed_tokens.weight
         weights = sum(each.nbytes for each in (*self.model.parameters(), *self.model.buffers()))
-        if self.model.lm_head is not None:  # of the embedding a row for each sequence is read
+        if self.model.lm_head is not None:  # a step reads one embedding row per sequence
             weights -= embedding.nbytes
         size = 1 if self.job["cache"] == "fp8" else embedding.dtype.itemsize
         token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
@@ -118,5 +118,5 @@ if __name__ == "__main__":
     else:
         opened = Opened(given)
         print("{}", flush=True)
-        for told in sys.stdin:
-            print(json.dumps(opened.answer(json.loads(told))), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(opened.answer(json.loads(line))), flush=True)

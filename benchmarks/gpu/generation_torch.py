@@ -1,7 +1,7 @@
 """The torch side of generation.py: a lean decoder with packed weights whose step is one CUDA graph.
 
-Keys and values are one tensor of fixed size, token and position are on the device, and the host reads the tokens at the
-end. `lean-graph` captures the step as it is written, `lean-compile` after torch.compile. Nothing here reads Genesis.
+Keys and values are one tensor of fixed size. Token and position are on the device, and the host reads the tokens at the
+end. `lean-graph` captures the plain step, `lean-compile` the step after torch.compile. This file does not use Genesis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 Tensors = dict[str, torch.Tensor]
 TEMPERATURE, TOP_P, TOP_K = 0.8, 0.95, 50
-CHUNK = 1024  # tokens of a prompt in one pass: their scores stand whole where a cache is before them
+CHUNK = 1024  # tokens of a prompt in one pass, which limits the scores in memory
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -34,7 +34,7 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class Decoder:
-    """Qwen2, Qwen3 or Llama with weights side by side."""
+    """Qwen2, Qwen3 or Llama with packed weights."""
 
     def __init__(self, raw: dict[str, Any], base: Tensors) -> None:
         self.heads, self.keys, self.eps = raw["num_attention_heads"], raw["num_key_value_heads"], raw["rms_norm_eps"]
@@ -61,7 +61,7 @@ class Decoder:
         self.head, self.theta = base.get("lm_head.weight", self.embed), raw["rope_theta"]
 
     def room(self, batch: int, capacity: int) -> None:
-        """Buffers of a batch."""
+        """Allocate the buffers of a batch."""
         device, dtype = self.embed.device, self.embed.dtype
         shape = (len(self.layers), 2, batch, self.keys, capacity, self.size)
         self.cache = torch.zeros(shape, device=device, dtype=dtype)
@@ -89,7 +89,7 @@ class Decoder:
         return x
 
     def prefill(self, ids: torch.Tensor, sampled: bool) -> None:
-        """All prompts, chunk by chunk, and the first tokens."""
+        """Process the prompts chunk by chunk, and draw the first tokens."""
         for begin in range(0, ids.shape[1], CHUNK):
             part = ids[:, begin : begin + CHUNK]
             end = begin + part.shape[1]
@@ -121,7 +121,7 @@ class Decoder:
         self.found.index_copy_(1, self.at, self.token)
 
     def step(self, sampled: bool) -> None:
-        """The token at position `at` in, the next one out; all on the device."""
+        """Replace the token at position `at` with the next one, on the device."""
         hidden = torch.where(self.places <= self.at, 0.0, float("-inf")).to(self.embed.dtype)  # [S]
         cos, sin = self.cos.index_select(0, self.at), self.sin.index_select(0, self.at)
         rows = len(self.token)
@@ -140,7 +140,7 @@ class Decoder:
 
 
 class Opened:
-    """A model, and the step of its last case as a graph."""
+    """A model, and the step of its previous case as a graph."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         torch.set_float32_matmul_precision("high")
@@ -154,7 +154,7 @@ class Opened:
         self.decoder, self.key, self.replay = Decoder(self.raw, base), (0, 0, ""), lambda: None
 
     def answer(self, case: dict[str, Any]) -> dict[str, Any]:
-        """A case's times, after a call that captures what is new."""
+        """The times of a case. A call before it captures the graph of a new shape."""
         key = case["batch"], case["prompt"] + case["new"], case["draw"]
         if key != self.key:
             self.key, self.replay = key, lambda: None
@@ -182,7 +182,7 @@ class Opened:
         return graph.replay
 
     def run(self, case: dict[str, Any]) -> dict[str, Any]:
-        """One call."""
+        """Generate once; return times in seconds and tokens."""
         on_gpu = self.job["device"] != "cpu"
         rng = np.random.default_rng(case["batch"])
         ids = torch.from_numpy(rng.integers(0, self.raw["vocab_size"], (case["batch"], case["prompt"])))
@@ -209,5 +209,5 @@ if __name__ == "__main__":
     given = json.loads(sys.argv[1])
     opened = Opened(given)
     print("{}", flush=True)
-    for told in sys.stdin:
-        print(json.dumps(opened.answer(json.loads(told))), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(opened.answer(json.loads(line))), flush=True)

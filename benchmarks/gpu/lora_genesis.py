@@ -1,4 +1,4 @@
-"""The Genesis side of lora_step.py: steps with adapters as `genesis train` makes them, and the files of all sides."""
+"""The Genesis side of lora_step.py: adapter steps as in `genesis train`. It also writes the files of all sides."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def config_of(size: str) -> dict[str, Any]:
 
 
 def prepare(job: dict[str, Any]) -> None:
-    """Write a base model and an adapter, all of whose values count: norms, biases and B, too, are random."""
-    random.manual_seed(1)  # of the adapter's A
+    """Write a base model and an adapter. Norms, biases and B are random too, so that every value affects the loss."""
+    random.manual_seed(1)  # for the adapter's A
     folder, rng = Path(job["folder"]), np.random.default_rng(1)
     model = genesis_models.build(config_of(job["size"]), seed=0, device=job["device"], dtype=job["dtype"])
     with no_grad():
@@ -76,7 +76,7 @@ def _drawn(rng: np.random.Generator, p: Any, mean: float) -> Any:
 
 
 class OpenedSteps:
-    """A model with the adapter, and its steps: one captured graph each on a GPU."""
+    """A model with the adapter, and its steps, which are captured graphs on a GPU."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         folder, self.device = Path(job["folder"]), as_device(job["device"])
@@ -94,11 +94,11 @@ class OpenedSteps:
         self.steps = None
         if job["device"] != "cpu":
             self.steps = DeviceSteps(self.state, self.device, MAX_NORM, 1000, note=_note)
-            cuda.empty_cache(self.device)  # of what loading took
+            cuda.empty_cache(self.device)  # memory that loading took
             cuda.reset_peak_memory_stats(self.device)
 
     def step(self) -> None:
-        """Take a step, and wait for its end."""
+        """Take a step and wait for its end."""
         batch = self.batches[self.count % len(self.batches)]
         self.count += 1
         if self.steps is None:
@@ -109,20 +109,20 @@ class OpenedSteps:
             cuda.synchronize()
 
     def losses(self) -> list[float]:
-        """Of the steps since the last call."""
+        """The losses of the steps since the last call."""
         if self.steps is not None:
             return [r.loss_sum / r.targets for r in self.steps.reading().results()]
         found, self.taken = self.taken, []
         return found
 
     def forget_peak(self) -> None:
-        """Note the peak of the first steps: replays take no memory, and a profile makes graphs of its own."""
+        """Store the peak of the first steps: replays take no memory, and a profile makes its own graphs."""
         if self.steps is not None:
             allocated, reserved = cuda.max_memory_allocated(), cuda.max_memory_reserved()
             self.memory = {"peak": allocated, "reserved": reserved}
 
     def facts(self) -> dict[str, Any]:
-        """Memory."""
+        """Bytes of peak and reserved memory."""
         return dict(self.memory)
 
 
@@ -131,7 +131,7 @@ def _note(text: str) -> None:
 
 
 def _batch(ids: Any) -> Batch:
-    """One document a row."""
+    """A batch in which each row is one document."""
     b, t = ids.shape
     labels = np.concatenate([np.full((b, 1), IGNORE_INDEX), ids[:, 1:]], 1)
     positions = np.broadcast_to(np.arange(t), (b, t))

@@ -5,10 +5,9 @@
         [--steps 10] [--rounds 3] [--torch PYTHON] [--out JSON]
 
 A step is forward, backward, clipping to norm 1 and AdamW of the adapters; base and adapters are bf16, on all seven
-linears. All sides start from the same files, an adapter whose B is not 0 among them, and see the same tokens: their
-first losses must agree. Each side runs in a process of its own. All sides of a case stay open and take turns, a few
-steps at a time, and the median step is reported. Torch's recipes, whose names are made of words, are in lora_torch.py;
-each runs with the first mode of `--checkpointing`, one with the word `ckpt` checkpoints its blocks.
+linears. All sides start from the same files (B is not 0) and see the same tokens, so their first losses must agree.
+Each side is a process. The sides of a case take turns, a few steps at a time, and the median step is reported.
+lora_torch.py explains torch's recipes; one whose name contains `ckpt` checkpoints all its blocks, the others none.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from genesis.backend import as_device
 Job = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
-TOLERANCE = 3e-3  # between first losses in bf16, relative: each side rounds in places of its own
+TOLERANCE = 3e-3  # relative, between first losses in bf16: the sides round in different places
 
 
 class SideError(Exception):
@@ -42,7 +41,7 @@ class SideError(Exception):
 
 
 class Side:
-    """A process that has a model and takes steps when told to."""
+    """A process that has a model and takes steps on request."""
 
     def __init__(self, python: str, module: str, job: Job, limit: float) -> None:
         self.limit, self._errors = limit, tempfile.TemporaryFile("w+")  # noqa: SIM115
@@ -85,7 +84,7 @@ class Side:
                 return found
 
     def steps(self, count: int) -> dict[str, Any]:
-        """The seconds of so many steps, and memory."""
+        """Take `count` steps; return their seconds and the memory."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
@@ -93,10 +92,10 @@ class Side:
 
 
 def serve(opened: Any, job: Job, started: float) -> None:
-    """What a side does in its process: warm up, then take as many steps as each line of the input says.
+    """Run a side in its process: warm up, then take as many steps as each line of stdin says.
 
     Args:
-        opened: has `step()`, which waits for its end and gives nothing, `losses()` of the steps so far, and `facts()`.
+        opened: an `OpenedSteps` of lora_genesis.py or lora_torch.py.
     """
     for _ in range(job["warm_up"]):
         opened.step()
@@ -114,7 +113,7 @@ def serve(opened: Any, job: Job, started: float) -> None:
 
 
 def tokens(job: Job) -> Any:
-    """The token ids of all steps, in turns `[8, batch, length]`, the same on all sides."""
+    """The token ids `[8, batch, length]` that steps take in turn, the same on all sides."""
     import numpy as np
 
     vocabulary = json.loads((Path(job["folder"]) / "base" / "config.json").read_text())["vocab_size"]
@@ -126,15 +125,15 @@ COLUMNS = columns(
     kind=("kind", "text", "LoRA or DoRA."),
     r=("r", "count", "Rank of the adapters."),
     shape=("tokens a step", "text", "Batch times length."),
-    checkpointing=("checkpointing", "text", "Of activations."),
+    checkpointing=("checkpointing", "text", "Activation checkpointing: none, selective or full."),
     side=("side", "text", "Genesis, or a recipe of torch."),
     step=("step", "s", "Median step."),
     fastest=("fastest", "s", "Fastest step."),
     tokens_per_second=("tokens/s", "token/s", "Trained tokens a second."),
-    ratio=("ratio", "ratio", "Time over that of Genesis without checkpointing."),
-    peak=("memory", "bytes", "Most memory that was allocated at one time."),
-    reserved=("reserved", "bytes", "Most memory that was reserved from the driver."),
-    warm_s=("warm-up", "s", "From the start of the process until the first steps are done."),
+    ratio=("ratio", "ratio", "Time of a step / the first Genesis side's."),
+    peak=("memory", "bytes", "Peak allocated memory."),
+    reserved=("reserved", "bytes", "Peak memory reserved from the driver."),
+    warm_s=("warm-up", "s", "Time from the start of the process to the end of the first steps."),
     loss=("first loss", "count", "Loss of the first step."),
     error=("error", "text", "Why the side has no figures."),
 )
@@ -149,7 +148,7 @@ def sides_of(job: Job, modes: list[str], recipes: list[str]) -> list[tuple[str, 
 
 
 def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of a case: all sides' steps in turns."""
+    """Time all sides of a case in turns, and return their rows."""
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         opened: list[tuple[Side, dict[str, Any]]] = []
@@ -192,7 +191,7 @@ def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def disagreements(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each side whose first loss is not that of the case's first side."""
+    """A line for each side whose first loss differs from the first side's."""
     ran = [row for row in rows if "step" in row]
     return [
         f"{row['side']}: first loss {row['loss']:.5f}, that of {ran[0]['side']} is {ran[0]['loss']:.5f}"
@@ -214,8 +213,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", default="16")
     parser.add_argument("--kinds", default="lora", help="lora, dora")
     parser.add_argument("--checkpointing", default="none", help="modes of Genesis: none, selective, full")
-    parser.add_argument("--recipes", default="", help="torch's: lean-graphs, lean-chunk-compile, peft, peft-ckpt, …")
-    parser.add_argument("--steps", type=int, default=10, help="in a turn")
+    parser.add_argument("--recipes", default="", help="of torch: lean-graphs, lean-chunk-compile, peft, peft-ckpt, …")
+    parser.add_argument("--steps", type=int, default=10, help="steps in a turn")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")
     parser.add_argument("--warm-up", type=int, default=6)
     parser.add_argument("--device", default="cuda")

@@ -1,9 +1,9 @@
 """The torch side of lora_step.py: LoRA and DoRA steps, from PEFT's model to a lean one under torch.compile.
 
-A recipe's name is made of words: `lean` (a model written for speed: one matmul for q, k and v, one for gate and up,
-their A in one, too) or `peft` (transformers with PEFT), then `chunk` (a lean head whose loss goes over pieces of the
-rows and makes its gradient at once, so that logits never stand whole), `compile`, `graphs` (compile with CUDA graphs)
-and `ckpt` (activation checkpointing of the blocks). Base and adapters have the job's type. Nothing here reads Genesis.
+A recipe's name is made of words. The first is `lean` (a model written for speed: one matmul for q, k and v, one for
+gate and up, one for all their A) or `peft` (transformers with PEFT). Then follow `chunk` (computes the head's loss
+and gradient on pieces of the rows, without storing all logits), `compile`, `graphs` (compile with CUDA graphs) and
+`ckpt` (activation checkpointing of the blocks). Base and adapters have the job's dtype. This file does not use Genesis.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Adapted(nn.Module):
-    """Frozen weights on one input side by side, with an adapter for each part: c∘(x·Wᵀ + s·(x·Aᵀ)·Bᵀ) + b."""
+    """Packed frozen layers of one input, with an adapter for each: c∘(x·Wᵀ + s·(x·Aᵀ)·Bᵀ) + b."""
 
     def __init__(self, base: Tensors, adapter: Tensors, names: list[str], scaling: float) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Adapted(nn.Module):
             self.register_buffer("squares", self.weight.float().square().sum(-1))
 
     def factors(self) -> torch.Tensor:
-        """c = m / ‖W + s·B·A‖, whose norm is a constant in backward, without B·A."""
+        """c = m / ‖W + s·B·A‖, computed without B·A. The norm is a constant in backward."""
         with torch.no_grad():
             a, s = self.a.split(self.rank), self.scaling
             cross = torch.cat([
@@ -112,7 +112,7 @@ class Block(nn.Module):
 
 
 class PieceLoss(torch.autograd.Function):
-    """The summed cross-entropy of a piece of rows under a frozen head; its gradient is made in forward."""
+    """The summed cross-entropy of a piece of rows under a frozen head; forward computes its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, head: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ class Lean(nn.Module):
 
 
 def made(job: dict[str, Any], raw: dict[str, Any]) -> nn.Module:
-    """The recipe's model with the adapter of the job's folder; its parameters that learn are the adapter's."""
+    """The recipe's model with the adapter of the job's folder, which alone is trained."""
     folder, dtype = Path(job["folder"]), getattr(torch, job["dtype"])
     if job["side"].startswith("lean"):
         base = {
@@ -223,7 +223,7 @@ class OpenedSteps:
         self.count, self.taken = 0, []
 
     def step(self) -> None:
-        """Take a step, and wait for its end."""
+        """Take a step and wait for its end."""
         ids = self.ids[self.count % len(self.ids)]
         self.count += 1
         if self.on_gpu:
@@ -238,17 +238,17 @@ class OpenedSteps:
             torch.cuda.synchronize()
 
     def losses(self) -> list[float]:
-        """Of the steps since the last call."""
+        """The losses of the steps since the last call."""
         found, self.taken = [float(x) for x in self.taken], []
         return found
 
     def forget_peak(self) -> None:
-        """Of the first steps, in which torch.compile tries kernels."""
+        """Forget the peak of the first steps, in which torch.compile tries kernels."""
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
 
     def facts(self) -> dict[str, Any]:
-        """Memory; what CUDA graphs hold is in what is reserved alone."""
+        """Bytes of peak and reserved memory. Only the latter includes the memory of CUDA graphs."""
         if not self.on_gpu:
             return {"peak": 0, "reserved": 0}
         return {"peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}

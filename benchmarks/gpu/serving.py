@@ -1,13 +1,13 @@
-"""`genesis serve` under load: tokens a second with many clients against the engine's own, and the time to the first.
+"""`genesis serve` under load: tokens a second compared with the engine alone, and the time to the first token.
 
     python -m benchmarks.gpu.serving --size 0.5B --clients 64 --seconds 60 --out FILE
     python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10        # a check of this script
 
-Weights are random. First the engine runs alone, in a process of its own, with as many rows as the server has and with
-requests that always wait: the same prompts and lengths, so that prompts count in both; and a batch without prompts, for
-comparison. Then clients ask the server, each its next question as soon as it has an answer: first for whole answers,
-then for streams. Tokens are those of requests that end within the time, after a warm-up. `cpu` is the time that a token
-costs the engine's process and that of HTTP: where HTTP's share of a second comes near to one, it is the limit.
+Weights are random. First the engine runs alone in its own process, with as many rows as the server and with requests
+always waiting. It gets the same prompts and lengths as the server; then one batch is timed without its prompts, for
+comparison. Then clients query the server, each sending its next request as soon as it has an answer: first for whole
+answers, then for streams. After a warm-up, tokens count if their request ends within the time. The CPU columns are the
+processor time of a token in the engine's and in the HTTP process. HTTP is the limit if it uses nearly a whole core.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
 }  # fmt: skip
-PROMPT, SHORTEST, LONGEST = 128, 64, 192  # tokens of a prompt; of an answer, drawn evenly between
+PROMPT, SHORTEST, LONGEST = 128, 64, 192  # tokens of a prompt; bounds of an answer's tokens
 CONTEXT = 512
-QUESTIONS = 512  # different ones
+QUESTIONS = 512  # number of different prompts
 WARM_UP_S = 5.0
-WARM_UP_ROUNDS = 4  # requests of each row
+WARM_UP_ROUNDS = 4  # requests per row
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is measured.
+    """The settings of a measurement.
 
     Attributes:
-        processes: in which the clients run, so that they are not the limit.
+        processes: number of processes that share the clients, so that clients are not the limit.
     """
 
     folder: str
@@ -67,13 +67,13 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """As the server has."""
+        """The rows of the server's engine."""
         return ROWS if self.device == "cpu" else GPU_ROWS
 
 
 @dataclass(frozen=True)
 class Done:
-    """A request that has ended: when, its tokens, the seconds to its first text, and its chunks."""
+    """A request that has ended: time of its end, tokens, seconds to its first text, number of chunks."""
 
     at: float
     tokens: int
@@ -82,7 +82,7 @@ class Done:
 
 
 def write_model(size: str, folder: Path) -> Path:
-    """Random weights, in bfloat16 but for the tiny one's, and a tokenizer in which each id of the model is a text."""
+    """Write random weights (bfloat16; float32 if tiny), and a tokenizer with a text for every id of the model."""
     raw = TINY if size == "tiny" else genesis_models.preset(size)
     dtype = "float32" if size == "tiny" else "bfloat16"
     genesis_models.save(genesis_models.build(raw, seed=0, dtype=dtype), folder)
@@ -96,7 +96,7 @@ def write_model(size: str, folder: Path) -> Path:
 
 
 def questions(vocab_size: int) -> list[tuple[list[int], int]]:
-    """Prompts, and how many tokens each answer has."""
+    """Prompts, each with the number of tokens of its answer."""
     draw = np.random.default_rng(0)
     ids = draw.integers(1, vocab_size, (QUESTIONS, PROMPT)).tolist()
     return [*zip(ids, draw.integers(SHORTEST, LONGEST + 1, QUESTIONS).tolist(), strict=True)]
@@ -106,12 +106,12 @@ def questions(vocab_size: int) -> list[tuple[list[int], int]]:
 
 
 def engine_alone(job: Job) -> dict[str, float]:
-    """Tokens a second of the engine: `with_prompts`, and in a batch of which all prompts are read."""
+    """Tokens a second of the engine: `with_prompts`, and in a `batch` after all its prompts were processed."""
     model, _ = opened(find_source(job.folder), resolve_device(job.device), job.dtype)
     asked = questions(model.config.vocab_size)
     engine = engine_for(model, [Request([0], Sampling(0.0), CONTEXT - 1)] * job.rows)
     for _ in engine.run(Request(ids, Sampling(0.0), count) for ids, count in asked[: WARM_UP_ROUNDS * job.rows]):
-        pass  # kernels are compiled, and graphs captured
+        pass  # compiles kernels and captures graphs
     begun = time.perf_counter() + WARM_UP_S
     end = begun + job.seconds
 
@@ -136,7 +136,7 @@ def engine_alone(job: Job) -> dict[str, float]:
 
 
 def ask_on(url: str, first: int, count: int, end: float, vocab_size: int, stream: bool) -> list[Done]:
-    """What `count` clients of one process get until `end`, in the seconds of `time.time`."""
+    """The requests that `count` clients of one process end until `end`, in seconds of `time.time`."""
     return asyncio.run(_ask_together(url, range(first, first + count), end, questions(vocab_size), stream))
 
 
@@ -165,7 +165,7 @@ async def _ask_together(
 
 
 async def _answer(reader: asyncio.StreamReader) -> Done:
-    """One answer. Raises: AssertionError where it is an error."""
+    """Read one answer. Raises: AssertionError: the server returned an error."""
     begun = time.time()
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     assert head.startswith(b"http/1.1 200"), head + await reader.read(1000)
@@ -186,7 +186,7 @@ async def _answer(reader: asyncio.StreamReader) -> Done:
 
 
 def cpu_seconds(server: Server) -> dict[str, float]:
-    """What the engine's process and that of HTTP have used."""
+    """CPU seconds that the engine's and the HTTP process have used."""
     found = {}
     for name, pid in (("engine", server.process.pid), ("http", server.children()[0])):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -195,7 +195,7 @@ def cpu_seconds(server: Server) -> dict[str, float]:
 
 
 def loaded(job: Job, server: Server, vocab_size: int, *, stream: bool) -> dict[str, Any]:
-    """The server with all clients asking."""
+    """Measure the server under the load of all clients."""
     begun = time.time() + WARM_UP_S
     each = job.clients // job.processes
     with ProcessPoolExecutor(job.processes, multiprocessing.get_context("spawn")) as pool:
@@ -227,22 +227,22 @@ def loaded(job: Job, server: Server, vocab_size: int, *, stream: bool) -> dict[s
 
 
 COLUMNS = columns(
-    asked=("asked for", "text", "What clients ask the server for, or the engine alone."),
+    asked=("asked for", "text", "What clients request from the server, or the engine alone."),
     requests=("requests", "count", "Requests that ended within the time."),
-    tokens_per_second=("tokens/s", "token/s", "Of all rows."),
-    share=("of the engine", "share", "Of the engine's rate alone, with prompts."),
+    tokens_per_second=("tokens/s", "token/s", "Tokens per second of all rows."),
+    share=("of the engine", "share", "Rate as a share of the engine's alone, with prompts."),
     first=("first", "s", "Median time to the first text, or to the whole answer."),
-    first_95=("95 %", "s", "The same for 95 of 100 requests."),
-    first_99=("99 %", "s", "The same for 99 of 100 requests."),
-    tokens_per_chunk=("tokens a chunk", "count", "Mean number of tokens that a chunk of a stream holds."),
+    first_95=("95 %", "s", "Time within which 95 of 100 requests get it."),
+    first_99=("99 %", "s", "Time within which 99 of 100 requests get it."),
+    tokens_per_chunk=("tokens a chunk", "count", "Mean number of tokens in a chunk of a stream."),
     engine_cpu=("engine CPU", "s", "Processor time of the engine's process for a token."),
     http_cpu=("HTTP CPU", "s", "Processor time of the HTTP process for a token."),
-    http_share=("HTTP of a core", "share", "Of one core that the HTTP process uses."),
+    http_share=("HTTP of a core", "share", "Share of one core that the HTTP process uses."),
 )
 
 
 def measured(job: Job, vocab_size: int) -> list[dict[str, Any]]:
-    """The engine alone, and the server whole and streamed, with their shares of it."""
+    """The rows: the engine alone, then the server with whole and with streamed answers."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         alone = pool.submit(engine_alone, job).result()
     rows: list[dict[str, Any]] = [
@@ -261,11 +261,11 @@ def measured(job: Job, vocab_size: int) -> list[dict[str, Any]]:
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="0.5B", help="a published one, or tiny")
+    parser.add_argument("--size", default="0.5B", help="a preset, or tiny")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--processes", type=int, default=4, help="in which the clients run")
+    parser.add_argument("--processes", type=int, default=4, help="processes that share the clients")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--out", type=Path, help="a JSON file")
     chosen = parser.parse_args()
