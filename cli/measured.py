@@ -173,7 +173,7 @@ def check_peer(name: str | None, python: str | None) -> None:
 
 @contextmanager
 def peer_of(device: Device, name: str | None, python: str | None) -> Iterator[Child | None]:
-    """The process that `--vs` asks to compare ops with, inside the block; None where it was not given."""
+    """Yield the process of the library that `--vs` names, which ops are compared with; None without `--vs`."""
     from genesis.measure.peer import started
 
     check_peer(name, python)
@@ -194,7 +194,7 @@ CATEGORIES = "element, activation, reduction, matmul, memory or optimizer."
 TOKENS = f"Tokens of a row.  [default: {','.join(map(str, LENGTHS))}, up to the model's positions]"
 TYPES = "bf16 or fp32.  [default: the config's; CPU: fp32]"
 REPEATED = "What backward computes again: none, selective or full."
-RANKS = "Take steps in N processes of this host, ranks, each with its own batch, and in one alone; all: one per GPU, or"
+RANKS = "Measure N ranks (processes of this host), each with its own batch, and one alone; all: one per GPU, or"
 SIZE = "A preset such as 0.5B, a config.json, a model folder, or quickstart."
 DEMOS = "fusion, batched, memory or access; without it they are listed."
 OP = "This op alone; may be given several times."
@@ -222,7 +222,7 @@ def bench_ops(
     """Compare many ops with the limits of this machine.
 
     Writes Markdown and JSON, named by date, and compares with earlier runs of the same machine there.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the first one sets the exit code.
     """
     from genesis.measure import suite
 
@@ -418,7 +418,7 @@ OF_RUNS = ("config", "overrides", "steps", "out", "nvtx")
 STAGES = "Print the kernels' code and measure nothing: ttir, ttgir, llir, ptx, sass, or choice (of tiles)."
 ARCH = "The GPU to show code for.  [default: this GPU; otherwise sm_90]"
 RUN = "A training run: a YAML file, or a recipe's name."
-SHAPE = "What the inputs are made from.  [default: the op's typical ones]"
+SHAPE = "The shape that the inputs are built from.  [default: the op's typical ones]"
 AXIS = "-1, or several as in 0,1, or all.  [default: typical ones]"
 OUT = "Write the run's trace, flame graph and memory into it."
 OPS = "Op of the registry, such as add, reduce_sum, matmul."
@@ -446,7 +446,7 @@ def profile(
     """Explain the time of an op or of a training run.
 
     Prints times with their confidence, the share of this machine's measured limits, memory, and what would help.
-    A case that fails does not end the run; the exit code is that of the first one.
+    A case that fails does not end the run; the first one sets the exit code.
     """
     asked = SimpleNamespace(**context.params)
     if is_run(context):
@@ -506,7 +506,7 @@ def show_code(asked: SimpleNamespace) -> None:
     target = target_named(asked.arch, resolve_device(asked.device))
     case = dtype_of(asked.dtype), *_shapes_and_axes(asked)
     found = list(code_of(asked.op, asked.stage, target, *case, asked.backward))
-    nothing = "launches no kernel: it sets or copies memory, or only describes it anew"
+    nothing = "launches no kernel: it sets or copies memory, or only returns a view"
     if asked.stage == "choice":
         nothing = "chooses no tile of a matmul"
     print("\n".join(found or [f"{asked.op} {nothing}"]))

@@ -66,7 +66,7 @@ def schedule(
 ) -> Schedule:
     """Chooses the steps to record: after `skip_first` steps, `repeat` cycles that wait, warm up and are recorded.
 
-    0 cycles have no end. Any `skip_first_wait` but 0 leaves out the wait of the first cycle. Raises UsageError.
+    `repeat=0` never ends. A `skip_first_wait` other than 0 leaves out the first cycle's wait. Raises UsageError.
     """
     if min(wait, warmup, repeat, skip_first) < 0 or active < 1:
         given = f"wait={wait}, warmup={warmup}, active={active}, repeat={repeat}, skip_first={skip_first}"
@@ -223,7 +223,7 @@ def _columns(host: float, device: float) -> Iterator[Column]:
 def averages(
     recordings: Sequence[Recording], has_modules: bool = False, by_shapes: bool = False, by_stack: int = 0
 ) -> EventList:
-    """The events of recordings by name; modules may be events, and shapes or so many Python calls may separate rows."""
+    """The events of recordings by name, or also by shapes or `by_stack` inner calls; modules if `has_modules`."""
     nowhere, hidden = (OUTSIDE, (), ()), ("wait",) if has_modules else ("wait", "module")
     rows: dict[RowKey, Average] = {}
 
@@ -390,11 +390,11 @@ class Profiler:
         return self._recordings
 
     def key_averages(self, group_by_input_shape: bool = False, group_by_stack_n: int = 0) -> EventList:
-        """Ops, ranges and other time by name, or also by shapes or inner calls; own times add up to the whole."""
+        """Ops, ranges and other time by name, or also by shapes or inner calls; self times add up to the whole."""
         return averages(self._recorded(), self.with_modules, group_by_input_shape, group_by_stack_n)
 
     def export_stacks(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:
-        """Write stacks, outermost first, with microseconds: for flamegraph.pl; "self_cuda_time_total" is of kernels."""
+        """Write stacks, outermost first, in microseconds for flamegraph.pl; "self_cuda_time_total" selects kernels."""
         write_file(Path(path), collapsed(self._stacks(metric)))
 
     def export_flame_graph(self, path: str | os.PathLike[str], metric: str = "self_cpu_time_total") -> None:

@@ -78,7 +78,7 @@ class Memory(NamedTuple):
     weights: int
     gradients: int
     optimizer: int  # running averages, and masters of 2-byte weights
-    peak: int  # allocated on a GPU; on the CPU the three others and what a step adds, including Python's objects
+    peak: int  # allocated bytes; on the CPU the three above plus what a step adds, Python objects included
 
     @property
     def rest(self) -> int:
@@ -96,10 +96,10 @@ class Case:
     flops: int
     limits: Limits
     ranks: int = 1
-    phases: dict[str, float] = field(default_factory=dict)  # seconds; empty, as ops, in ranks and if recording failed
+    phases: dict[str, float] = field(default_factory=dict)  # seconds; empty like `ops` in ranks or if recording failed
     ops: list[dict[str, Any]] = field(default_factory=list)
     token_ratio: float | None = None  # time of a token, compared with the first case's
-    scaling: float | None = None  # a rank's tokens per second divided by those of one process alone
+    scaling: float | None = None  # a rank's tokens per second divided by one process's alone
     peer: Ratio | None = None  # the step in torch
     peer_memory: int | None = None  # torch's peak memory; None on the CPU
     notes: list[str] = field(default_factory=list)
@@ -401,7 +401,7 @@ def measure_model(request: Request, ranks: Ranks = ALONE) -> Measured:
         if ranks.size > 1 and ranks.is_main:
             for case, one in zip(found.cases, each_case(request, found.limits), strict=True):
                 if isinstance(one, Failure):
-                    case.notes.append(f"{case.label}: one rank alone cannot take it: {one.error}")
+                    case.notes.append(f"{case.label}: one rank alone cannot run it: {one.error}")
                 else:
                     case.scaling = case.tokens_per_second / ranks.size / one.tokens_per_second
         ranks.barrier("one rank's steps")

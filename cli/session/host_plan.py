@@ -224,7 +224,7 @@ def _step(state: TrainState, batch: Batch, blocks: _Blocks, count: int, micro: i
 
 
 def _shares(state: TrainState, batch: Batch, blocks: _Blocks, count: int, is_first_step: bool) -> _Phase:
-    """Return the memory of `count` shares: one measured alone, the others while it occupies the gradients' memory."""
+    """Return the memory of `count` shares: one measured alone, the others while a forward pass is held."""
     trained, found, objective = trained_parameters(state.model), list[Any](), state.objective
 
     def loss() -> Tensor:

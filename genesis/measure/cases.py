@@ -54,10 +54,10 @@ class Request:
     op: Op
     shape: Shape
     axes: Axes  # one dimension, several, or None for all
-    dtype: DType  # of every operand for which the call names no dtype
+    dtype: DType  # of each operand whose word in the call names no dtype
     device: Device
     letters: str = ""  # one letter for each dimension of the shape; empty for ops that take any shape
-    inputs: tuple[Any, ...] = ()  # once they are made
+    inputs: tuple[Any, ...] = ()  # empty until they are built
     # Draws all values of the call in order, so equal requests build equal calls.
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0), repr=False)
 
@@ -133,7 +133,7 @@ def call(operands: str, **attrs: Any) -> Make:
         inputs = tuple(r.operand(word) for word in operands.split())
         made = replace(r, inputs=inputs)
         values = {name: value(made) if isinstance(value, FunctionType) else value for name, value in attrs.items()}
-        where = {"device": r.device} if not inputs and r.device != CPU else {}  # no input implies the device
+        where = {"device": r.device} if not inputs and r.device != CPU else {}  # inputs would imply it
         return inputs, values | where
 
     return make
@@ -308,7 +308,7 @@ ATTENTION = {  # causal, with as many key heads as query heads
     "attention_packed": call("bt3hd", **PACKED, **CAUSAL),
     "attention_step": call("b3hd 2obhtd b:<t", **CAUSAL),  # one token of each row after t - 1 others
 }
-ROWS = {  # each row is read or written once, in random order, as the cost counts it
+ROWS = {  # each row is read or written once, in random order, as the cost rule assumes
     "embedding": call("F:p *"),
     "embedding_add_": call("* * F:p"),
     "index_get": call("* F:p", dims=(0,)),
@@ -466,7 +466,7 @@ def default_sizes(device: Device, *, is_fast: bool = False) -> tuple[str, ...]:
 def choices(
     name: str, device: Device, shapes: Sequence[Shape] = (), axes: Sequence[Axes] = ()
 ) -> Iterator[tuple[Shape, Axes]]:
-    """The given shapes and axes, or the default ones; a given shape has the kind's first axis. Raises UsageError."""
+    """The shapes and axes to measure. Given shapes without axes are paired with the kind's first. Raises UsageError."""
     kind = op_named(name)[1]
     if axes and not kind.axes:
         raise UsageError(f"{name} has no axis", where="--axis", next="leave --axis out")
@@ -476,7 +476,7 @@ def choices(
 
 
 def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: Device) -> Case:
-    """The op called `name` with its inputs, by default of the first of float32, int32 and bool. Raises UsageError."""
+    """The op `name` with inputs of `dtype`, or of the first of float32, int32, bool it takes. Raises UsageError."""
     op, kind = op_named(name)
     if kind.letters and len(shape) not in {text.count(",") + 1 for text in kind.sizes.split()}:
         raise UsageError(f"{name} takes the shape {kind.form}; got {','.join(map(str, shape))}", where="--shape")
@@ -505,7 +505,7 @@ def label_of(name: str, shape: Shape, axes: Axes) -> str:
 
 
 def passes_of(op: Op, inputs: Sequence[Any], attrs: dict[str, Any]) -> tuple[Callable[[], Any], Callable[[], object]]:
-    """Record a call, and return a function that records it anew and one that runs its backward pass; or UsageError."""
+    """Two functions: one records the call, one runs its backward pass. Raises UsageError: the op has no gradient."""
     tensors = [TensorBase.wrap(x) if isinstance(x, Array) else x for x in inputs]
     leaves = [t.requires_grad_() for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
     forward = functools.partial(apply, op, *tensors, **attrs)

@@ -1,7 +1,7 @@
 """Finds what limits a call, by counters and by experiments that change one thing at a time.
 
 A CUDA graph removes launches, contiguous operands remove strided reads, smaller inputs leave the fixed cost or fit into
-a cache, a single thread shows whether more threads help, and more rows show idle SMs. Measurements alone name issues.
+a cache, a single thread shows whether more threads help, and more rows show idle SMs. An issue needs a measurement.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Subject:
 
     call: Call
     device: Device
-    scaled: Scaled = lambda factor: None  # the call on so many times the rows, and the ratio of work; None if it cannot
+    scaled: Scaled = lambda factor: None  # the call with that many times the rows, and the ratio of work
     rows: int = 0  # rows of the inputs; 0 if unknown
 
 
@@ -127,7 +127,7 @@ class Examined:
         return wall if self.gpu is None else self.gpu_of(call, wall) or wall
 
     def ratio(self, call: Call, base: Call | None = None, clock: Callable[[Call], float] | None = None) -> float | None:
-        """The time of a call / that of `base`, the shortest of interleaved rounds; None if it fails or is noisy."""
+        """The shortest times of `call` / of `base` in interleaved rounds; None if a call fails or is noisy."""
         times: tuple[list[float], list[float]] = ([], [])
         alone = self.subject.device == CPU and clock is None
         try:
@@ -189,7 +189,7 @@ class Examined:
 
     @cached_property
     def other_size(self) -> tuple[float, float] | None:
-        """The ratios of time and work at a smaller size, which fits into a cache; at a larger one for a small call."""
+        """The ratios of time and work at a smaller size that fits into a cache, or at a larger one for a small call."""
         is_large = self.subject.device == CPU and max(self.work[0], self.peak) >= LARGE
         return self.scaled(8.0 if self.work[0] < SMALL else 1 / 32 if is_large else 1 / 8)
 
@@ -314,7 +314,7 @@ def _occupancy(seen: Examined) -> Finding | None:
     reached = max(seen.moved, seen.multiplied)
     if seen.subject.device == CPU:
         return None if reached >= MOST_OF_IT else _idle_threads(seen)
-    tried = [seen.scaled(factor) for factor in _fuller(seen)] if seen.on_gpu and reached < NEAR else []
+    tried = [seen.scaled(factor) for factor in _row_factors(seen)] if seen.on_gpu and reached < NEAR else []
     longer, factor = min((pair for pair in tried if pair is not None), key=lambda p: p[0] / p[1], default=(1.0, 1.0))
     evidence = f"{factor:.3g} times the work takes {longer:.2f} times as long"
     issue, most = "occupancy", max(seen.launches, key=lambda each: each.programs, default=None)
@@ -326,7 +326,7 @@ def _occupancy(seen: Examined) -> Finding | None:
     return named(issue, 1 - longer / factor, evidence)
 
 
-def _fuller(seen: Examined) -> list[float]:
+def _row_factors(seen: Examined) -> list[float]:
     """Factors of the rows that may cost no time: twice the rows, or rows that fill the last tile or the last wave."""
     rows = seen.subject.rows
     factors = [-(-rows // tile) * tile / rows for tile in TILES] if rows else []

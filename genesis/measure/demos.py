@@ -20,7 +20,7 @@ from genesis.measure.timing import Plan, measure, of_wall
 from genesis.op import Op, observe
 
 FAST = Plan(precision=0.1, seconds=0.06, warm_up=0.02)
-Way = dict[str, Any]  # the cells of `WAYS` of one way of doing the work, its passes and its time
+Way = dict[str, Any]  # one way of doing the work: its cells of `WAYS`, its passes and its time
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _measured(name: str, call: Callable[[], Any], setting: Setting) -> Way:
 
 
 def ways_table(name: str, title: str, ways: Sequence[Way]) -> Table:
-    """The table of the ways, with notes that compare the first way with each other one."""
+    """The table of the ways, with notes that compare the first way with every other way."""
     first, *others = ways
     ratios = []
     for way in others:

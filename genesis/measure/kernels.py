@@ -213,7 +213,7 @@ def code_of(
             text = disassembled(stages["cubin"])
         elif stage in stages:
             text = str(stages[stage])
-        else:  # Triton has all
+        else:  # Triton's kernels have every stage
             raise UsageError(f"{kernel.entry} is CUDA C++ and has no {stage}", where="--show", next="use ptx or sass")
         if stage == "ptx" and target.capability >= (9, 0) and not is_source:
             text = dependent(text)  # with the instructions that let kernels of a CUDA graph overlap

@@ -57,7 +57,7 @@ class Limits:
     device: Device
     dtype: DType
     bytes_per_second: float  # bytes read and written by a copy
-    flops_per_second: float | None  # of a large matmul: 16-bit floats on the CPU have float32's; None for integers
+    flops_per_second: float | None  # of a large matmul; on the CPU float32's rate for 16-bit floats; None for integers
     call_seconds: float  # wall time of the smallest call
     kernel_seconds: float | None  # GPU time of the smallest kernel; None on the CPU
     data_sheet: float | None = None  # peak FLOP/s from the GPU's data sheet; None on the CPU and for unknown GPUs

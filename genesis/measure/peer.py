@@ -137,7 +137,7 @@ def started(work: str, device: Device, python: str | None = None) -> Iterator[Ch
 
 
 def versus(case: Case, child: Child, plan: Plan, shape: tuple[int, ...]) -> Ratio | str:
-    """An op against torch's, in graphs on a GPU, or why it was not compared; `shape` is that of our first result."""
+    """An op against torch's, in graphs on a GPU, or why it was not compared; `shape` is our first result's."""
     if not case.op.torch and case.op.name not in CALLS:
         return f"torch has nothing like {case.op.name}"
     on_gpu, each = has_gpu_time(case.device), replace(plan, seconds=plan.seconds / (2 * ROUNDS), warm_up=0.0)

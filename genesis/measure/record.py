@@ -30,7 +30,7 @@ class Column:
     title: str  # for people
     unit: Unit  # of the value in JSON; seconds, bytes and shares of 1 are scaled for people
     about: str  # the meaning in a sentence
-    # Computes the cell of a measured object, or is its path there: "step.seconds" or "0.name". The default is `key`.
+    # Function of a measured object, or the path of an attribute: "step.seconds" or "0.name". The default is `key`.
     of: str | Callable[[Any], Cell] = field(default="", repr=False, compare=False)
     hidden: bool = False  # only JSON has it
 
@@ -53,7 +53,7 @@ class Table:
     name: str  # in JSON, such as "ops"
     title: str  # for people; may be empty
     columns: Sequence[Column]
-    rows: Any  # takes measured objects, and holds a dict of cells by column key for each
+    rows: Any  # given as measured objects; each is stored as a dict of cells by column key
     listed: bool = False  # shows each row as lines "title value", for few rows and many columns
     most: int = 0  # rows that people are shown; 0 for all. JSON has all
     notes: Iterable[str] = ()  # sentences below the table
@@ -96,7 +96,7 @@ class Report:
     settings: Mapping[str, Cell] = field(default_factory=dict)  # what else the figures depend on, such as the dtype
     tables: list[Table] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # sentences about the whole
+    notes: list[str] = field(default_factory=list)  # sentences about the whole report
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     schema_version: int = SCHEMA_VERSION
 

@@ -40,7 +40,7 @@ class Frame:
 
     level: Level
     name: str
-    phase: str  # around the frame, or the frame itself, as for the module
+    phase: str  # the enclosing phase or this frame itself; the same holds for `module`
     module: str
     start: float  # seconds of `time.perf_counter`
     end: float  # stays 0 for an op that raises
@@ -81,14 +81,14 @@ class Recorder:
         self._has_ranges, self._has_costs, self._outermost = has_ranges, has_costs, outermost
         self._open: dict[int, list[Frame]] = defaultdict(list)  # by thread, the innermost last
         self._paths: dict[int, str] = {}  # of modules, by id
-        self._known: list[Module] = []  # keeps those ids from being reused
+        self._named_models: list[Module] = []  # keeps those ids from being reused
         self._of_node: dict[int, str] = {}  # modules by the sequence number of the nodes they recorded
         self._of_leaf: dict[int, str] = {}  # modules by the sequence number of their parameters' nodes
         if model is not None:
-            self._learn(model, "")
+            self._name_modules(model, "")
 
-    def _learn(self, model: Module, name: str) -> None:
-        self._known.append(model)
+    def _name_modules(self, model: Module, name: str) -> None:
+        self._named_models.append(model)
         prefix = f"{name}." if name else ""
         for path, module in model.named_modules():
             self._paths.setdefault(id(module), f"{prefix}{path}" if path else name)
@@ -103,7 +103,7 @@ class Recorder:
             stack.callback(recorders.remove, self)
             stack.enter_context(observe(self._op_ended, self._op_begins))
             stack.enter_context(watching_tape(self))
-            stack.enter_context(watching_calls(self._calls))
+            stack.enter_context(watching_calls(self._call_frame))
             yield
 
     def begin(self) -> None:
@@ -134,7 +134,7 @@ class Recorder:
         return Frame("phase", "", self.ambient, self._module_of(self.ambient), 0.0, 0.0, thread)
 
     def _module_of(self, phase: str) -> str:
-        """The module of a phase's work outside of modules."""
+        """The module to which a phase's work outside of modules is attributed."""
         return self.root if phase in ("", "forward", "backward") else f"({phase})"
 
     def _push(self, level: Level, name: str, phase: str = "", module: str = "", label: str = "") -> int:
@@ -167,16 +167,16 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A phase for the block. Later work outside of phases belongs to it, or to backward after forward."""
+        """Mark the block as a phase. Later unmarked work counts for it too; after forward it counts for backward."""
         with self.frame("phase", name, phase=name, module=self._module_of(name)):
             yield
         if self._first:
             self.ambient = "backward" if name == "forward" else name
 
     @contextmanager
-    def _calls(self, module: Module) -> Iterator[None]:
+    def _call_frame(self, module: Module) -> Iterator[None]:
         if id(module) not in self._paths:
-            self._learn(module, type(module).__name__)
+            self._name_modules(module, type(module).__name__)
         path = self._paths[id(module)]
         with self.frame("module", path, module=path) if path else nullcontext():  # no path: the model itself
             yield

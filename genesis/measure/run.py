@@ -61,7 +61,7 @@ def step_seconds(subject: Subject) -> float:
     subject.begin()
     started = time.perf_counter()
     subject.take(subject.batches())
-    subject.launched()  # before the wait, which never ends where another rank is gone
+    subject.launched()  # before the wait, which never ends if another rank is gone
     wait()
     return time.perf_counter() - started
 

@@ -31,10 +31,10 @@ class Kernel(NamedTuple):
     name: str
     frame: Frame  # the host's at the launch; for a kernel in a graph, at the capture
     grid: tuple[int, ...] = ()
-    outside: str = OUTSIDE  # the op it counts for where no op launched it: a copy, or a graph captured before
-    stream: int = 0  # counted from the step's own one
+    outside: str = OUTSIDE  # the op it counts for if no op launched it: a copy, or an earlier graph
+    stream: int = 0  # 0 is the step's main stream
     in_graph: bool = False
-    is_first: bool = True  # of its op's call
+    is_first: bool = True  # the first kernel of its op's call
     before: int = 0  # events
     after: int = 0
     start: float = 0.0  # seconds since the first mark of the step

@@ -59,7 +59,7 @@ def names_of(ops: Sequence[str] = (), category: str | None = None) -> list[str]:
     if category is not None and category not in CATEGORIES:
         known = ", ".join(CATEGORIES)
         raise UsageError(f"{quote(category)} is not a category", where="--category", next=f"use one of {known}")
-    # An alias measures the same op again, unless it has a kind of its own, as a transpose has.
+    # An alias measures the same op again, unless it has its own kind, as a transpose does.
     own = {name for kind in KINDS.values() for name in kind.calls}
     names = ops or [name for name in supported() if name not in ALIASES or name in own]
     categories = {name: op_named(name)[1].category for name in names}
@@ -117,7 +117,7 @@ def measure_all(
 
 
 class Group:
-    """Cases that a row sums up, such as those of a size."""
+    """Cases that a row sums up, such as the cases of a size."""
 
     def __init__(self, name: str, cases: Sequence[Measured]) -> None:
         self.name, self.cases = name, cases
@@ -144,7 +144,7 @@ GROUPS = (
            lambda g: sum(m.share >= TARGET for m in g.loaded)),
     *(Column(f"band_{name}", name, "count", f"Cases whose share is {name}.",
              lambda g, name=name: sum(m.band == name for m in g.loaded)) for _, name in BANDS),  # type: ignore[misc]
-    Column("ratio", "vs torch", "ratio", "Median of its time over ours, without noise.",
+    Column("ratio", "vs torch", "ratio", "Median of torch's time / ours, without noisy ratios.",
            lambda g: median(g.ratios) if g.ratios else None),
     Column("ratio_best", "best", "ratio", "Highest ratio.", lambda g: max(g.ratios, default=None)),
     Column("ratio_worst", "worst", "ratio", "Lowest ratio.", lambda g: min(g.ratios, default=None)),
@@ -156,7 +156,7 @@ GROUPS = (
 PER_ISSUE = (
     Column("issue", "primary issue", "text", "What a measurement found.", "name"),
     COUNT,
-    Column("lost", "time beyond the limit", "s", "Seconds of these cases that their limits would not take.",
+    Column("lost", "time beyond the limit", "s", "Seconds of these cases beyond what the limits need.",
            lambda g: sum(g.lost.values())),
     Column("most", "most in", "text", "The case that loses most.", "most.name"),
     Column("next", "next", "text", "What would help there.", "most.finding.advice"),
@@ -204,7 +204,7 @@ def notes_of(results: Results) -> list[str]:
     if cases and noisy >= len(cases) / 4:
         notes.append(f"{noisy} of {len(cases)} cases are noisy: measure again on a quiet machine, and with more time")
     if any(m.peer is not None and m.peer.is_noisy for m in cases):
-        notes.append("a ratio to torch whose rounds lie more than 20% apart is noise and counts nowhere")
+        notes.append("a ratio to torch is noise and is left out if its rounds differ by more than 20%")
     return notes
 
 

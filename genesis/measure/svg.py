@@ -19,9 +19,9 @@ text { fill: #1b1f27; } .soft { fill: #5d6472; } .title { font-size: 15px; font-
   .frame { stroke: #15171c; } .on { fill: #10131a; }
 }
 """
-CHARACTER = 6.7  # the most pixels of a character
+CHARACTER = 6.7  # maximum width of a character in pixels
 WIDTH, ROW, MARGIN, HEAD = 1280.0, 19.0, 16.0, 52.0  # pixels
-NARROWEST = 0.1  # pixels of a frame that is drawn
+NARROWEST = 0.1  # minimum width of a drawn frame in pixels
 PHASES = {  # in the order of a step
     "forward": "#7aa8f0",
     "backward": "#f2a65a",

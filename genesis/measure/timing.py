@@ -24,7 +24,7 @@ NOISY_SPREAD = 0.10  # distance of the quartiles, as a share of the median
 NOISY_OUTLIERS = 0.20  # share of outliers
 REPLAY_SECONDS = 1e-3  # least duration of a replay, so that its start and end do not count
 LEAST_CALLS, MOST_CALLS = 4, 100  # in a graph
-CACHES = 4  # sizes of the L2 that are written to empty it
+CACHES = 4  # a fill of this many times the L2's size empties it
 
 
 @dataclass(frozen=True)

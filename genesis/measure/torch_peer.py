@@ -4,7 +4,7 @@
 
 It first prints torch's version, or the missing requirement. Then it answers each line of stdin with a line: `open`
 builds a job, `measure` samples it for a while (`seconds`) or a number of times (`count`), `close` forgets it. If a job
-fails, the answer is its error. A job is an op, which its record names in torch or `CALLS` calls, or a training step.
+fails, the answer is its error. A job is a training step, or an op by its torch path or its key in `CALLS`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Op:
         self, torch: Any, device: str, op: str, path: str, inputs: list[Any], attrs: dict[str, Any], in_graph: bool
     ) -> None:
         self.torch, self.device = torch, device
-        values = [self._made(x) if isinstance(x, dict) else x for x in inputs]
+        values = [self._input(x) if isinstance(x, dict) else x for x in inputs]
         call, given = CALLS.get(op) or _named(torch, path, attrs), {"device": device, **attrs}
         torch.set_grad_enabled(False)
         self.call: Callable[[], Any] = lambda: call(torch, given, *values)
@@ -104,7 +104,7 @@ class Op:
             count = min(max(int(WALL_SAMPLE / self._timed(3)), 1), MOST_CALLS)
             self.sample = lambda: self._timed(count)
 
-    def _made(self, x: dict[str, Any]) -> Any:
+    def _input(self, x: dict[str, Any]) -> Any:
         """An input of the given shape and strides; its values are repeated as needed."""
         torch = self.torch
         some = torch.frombuffer(bytearray(base64.b64decode(x["values"])), dtype=getattr(torch, x["dtype"]))
@@ -206,7 +206,7 @@ class Steps:
     """A job: training steps on random tokens, by this process or by several with their own batches, in DDP.
 
     One process compiles the model, and several compile it layer by layer. In bf16 the weights stay float32 and compute
-    runs under autocast. `ranks` has the number of this process, of all, and a file by which they find each other.
+    runs under autocast. `ranks` holds this process's number, their count, and the file through which they meet.
     """
 
     def __init__(
@@ -239,14 +239,14 @@ class Steps:
         group = importlib.import_module("torch.distributed")
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, "lo")
-        if group.is_initialized():  # by the case before
+        if group.is_initialized():  # by the previous case
             group.destroy_process_group()
         limit, library = datetime.timedelta(seconds=LIMIT_S), "nccl" if self.on_gpu else "gloo"
         group.init_process_group(library, init_method=f"file://{place}", rank=rank, world_size=size, timeout=limit)
         return group
 
     def _shared(self) -> Any:
-        """The model in DistributedDataParallel. Compiled layers yield their gradients one after the other."""
+        """The model in DistributedDataParallel. Compiled layers yield their gradients one by one."""
         where: dict[str, Any] = {}
         if self.on_gpu:  # comparisons on CPUs leave the layers uncompiled
             where = {"device_ids": [self.torch.cuda.current_device()]}

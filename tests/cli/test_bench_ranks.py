@@ -144,5 +144,5 @@ def test_scaling_is_compared_with_one_rank_alone_where_that_has_room() -> None:
     with mock.patch.object(model, "each_case", each), small_limits():
         found = measure_model(request, _Main())
     assert [case.scaling for case in found.cases] == [pytest.approx(0.8), None] and found.failures == []
-    note = "4x8: one rank alone cannot take it: cuda:0 has no room for 28.4 GiB"
+    note = "4x8: one rank alone cannot run it: cuda:0 has no room for 28.4 GiB"
     assert [case.notes for case in found.cases] == [[], [note]]

@@ -152,10 +152,10 @@ def test_a_chain_moves_what_only_the_next_op_reads() -> None:
 
 
 def test_the_end_of_a_tile_and_of_a_wave_are_tried() -> None:
-    assert causes._fuller(Given(rows=129)) == [2.0, 1.488, 1.984]
-    assert causes._fuller(Given(rows=128)) == [2.0]
+    assert causes._row_factors(Given(rows=129)) == [2.0, 1.488, 1.984]
+    assert causes._row_factors(Given(rows=128)) == [2.0]
     few = Resources(128, 40, 0, 0, 4, 0.25, 132, 2.05, 0.3)
-    assert causes._fuller(Given(launches=(Launch("fold", (1083, 1, 1), few),))) == [2.0, 1.463]
+    assert causes._row_factors(Given(launches=(Launch("fold", (1083, 1, 1), few),))) == [2.0, 1.463]
 
 
 def test_ratios_that_do_not_agree_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
