@@ -25,7 +25,7 @@ from genesis.backend.cuda.compilations import is_compiling
 from genesis.backend.cuda.launch import compile_ahead
 from genesis.backend.cuda.simulated import counting_device, watching_kernels
 from genesis.data.loader import Batch
-from genesis.distributed.nccl import LITTLE
+from genesis.distributed.nccl import MAPPED_STAGING
 from genesis.dtypes import uint8
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.train.config import Config, OptimConfig
@@ -165,7 +165,7 @@ def memory_plan(
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
         state = TrainState(model, optimizer, loader, ranks=group, objective=objective or NextTokens())
         held_out = None if eval_batch is None else Batch.empty(eval_batch, length)
-        staging = optimizer.largest_exchange + LITTLE if optimizer.overlaps_exchange else 0
+        staging = optimizer.largest_exchange + MAPPED_STAGING if optimizer.overlaps_exchange else 0
         kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
         plan = _counted(state, fake, [Batch.empty(batch, length)] * accumulation_steps, held_out, staging)
         del kept

@@ -78,8 +78,8 @@ class Frame:
             saving_calls.intercept = outer
             _restore(now)
         # The repeated calls must match the recorded ones.
-        again = [saved.context.input_specs for saved in repeated]
-        if self.calls != again if self.compares else len(again) < len(self.calls):
+        recomputed = [saved.context.input_specs for saved in repeated]
+        if self.calls != recomputed if self.compares else len(recomputed) < len(self.calls):
             raise GradientError(
                 f"a checkpointed function recorded {len(self.calls)} calls in forward and {len(repeated)} in backward,"
                 " or the shapes or dtypes differ",

@@ -93,7 +93,7 @@ class BackwardPass:
         self.owned.add(edge)
 
     def lease(self, edge: Edge) -> Array | None:
-        """Lease the gradient slot of a leaf for this pass. None if it is in use or the edge is not of a leaf."""
+        """Lease the gradient slot of a leaf for this pass. None if it is in use or the edge leads to no leaf."""
         node = edge.node
         if not self.to_leaves or not isinstance(node, AccumulateNode) or node.hooks or node in self.leases:
             return None
@@ -249,16 +249,16 @@ def run_backward(
     before, mode.grad = mode.grad, create_graph  # hooks and custom functions are recorded with the pass
     try:
         if not surroundings:
-            return _carry(current, roots, capture)
+            return _run_nodes(current, roots, capture)
         with ExitStack() as stack:
             for each in surroundings:
                 stack.enter_context(each)
-            return _carry(current, roots, capture)
+            return _run_nodes(current, roots, capture)
     finally:
         mode.grad = before
 
 
-def _carry(
+def _run_nodes(
     current: BackwardPass, roots: Sequence[tuple[Edge, Array]], capture: Sequence[Edge] | None
 ) -> list[Array | None]:
     """Run the nodes that `roots` reach; return the gradients of the edges in `capture`."""
@@ -478,8 +478,8 @@ def grad(
     roots = _roots(outputs, grad_outputs, create_graph)
     unique = list(dict.fromkeys(present))
     keeps = create_graph if retain_graph is None else retain_graph
-    found = run_backward(roots, retain_graph=keeps, capture=unique, create_graph=create_graph)
-    by_edge = dict(zip(unique, found, strict=True))
+    gradients = run_backward(roots, retain_graph=keeps, capture=unique, create_graph=create_graph)
+    by_edge = dict(zip(unique, gradients, strict=True))
     result = tuple(by_edge[e] for e in present)
     if not (allow_unused or materialize_grads) and any(g is None for g in result):
         raise GradientError("the outputs of grad() do not use one of its inputs", next="pass allow_unused=True")

@@ -64,7 +64,7 @@ class FunctionContext:
         return tuple(self._with_history(t) for t, _ in self._saved)
 
     def _with_history(self, tensor: TensorBase | None) -> Any:
-        """A saved result is a result of this function's node: forward ran before the node existed."""
+        """Return a saved tensor with its history: for a result, this node, which did not exist in forward."""
         node, index = self._node(), next((i for i, o in enumerate(self._outs) if o is tensor), None)
         if tensor is None or node is None or index is None or tensor.node is not None:
             return tensor
@@ -148,7 +148,7 @@ class _OnceNode(BaseNode):
 def once_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a `backward` whose result cannot be differentiated. It runs without recording.
 
-    As in torch, its gradients refuse a second backward pass if the incoming gradients require one.
+    As in torch, differentiating its gradients is an error if the incoming gradients require a gradient.
     """
 
     @functools.wraps(function)

@@ -85,7 +85,7 @@ def gradcheck(
 ) -> bool:
     """Check the gradients of `func` at `inputs`: float64 tensors, checked if they require a gradient.
 
-    Every element is checked, also with `fast_mode`. Gradients of passes repeat bit for bit and have their inputs'
+    Every element is checked, also with `fast_mode`. Gradients repeat bit for bit and have their inputs'
     types, so `nondet_tol`, `check_undefined_grad`, `check_grad_dtypes` and `masked` change nothing.
 
     Args:
@@ -157,7 +157,7 @@ def gradgradcheck(
 
     Args:
         grad_outputs: gradients that enter the outputs; fixed random numbers by default. `gen_non_contig_grad_outputs`
-            is accepted, and they are contiguous.
+            has no effect: they are contiguous.
     """
     if check_fwd_over_rev:
         raise UsageError("gradgradcheck checks backward passes, not forward-mode ones")

@@ -1,7 +1,7 @@
 """The tape: nodes, edges, saved contexts, and the slots of leaf gradients in flat buffers.
 
 It works on arrays and does not use Tensor; engine.py runs it backward. A slot is in use as long as a `Lease` of it
-lives. The forward of an op may hold a lease (`Op.gradient_outputs`) until the graph is freed, so a graph without a
+exists. The forward of an op may hold a lease (`Op.gradient_outputs`) until the graph is freed, so a graph without a
 backward pass leaks nothing. A backward pass holds the leases of its vjps until it ends.
 """
 

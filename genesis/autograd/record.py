@@ -230,8 +230,8 @@ class AccumulateNode(BaseNode):
         self.rank -= 1 << 62  # before all other nodes, although the sequence number may be low
 
     def receive(self, grads: list[Array | None], is_total: bool) -> None:
-        """Accumulate the gradient in `grads`, the only reference to it; `is_total` if it contains that of earlier
-        passes.
+        """Accumulate the gradient in `grads`, the only reference to it; `is_total` if it contains the
+        gradient of earlier passes.
         """
         leaf, grad = self.leaf(), grads.pop()
         if leaf is None or grad is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from genesis.compiler.blocks import BlockStep
-from genesis.compiler.compiled import Compiled, CompiledModule, everything
+from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
 from genesis.compiler.explain import Explanation
 from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like
 from genesis.compiler.graph import Call, Graph, Value
@@ -37,7 +37,7 @@ def schedule(graph: Graph) -> Program:
         fusion = Fusion(
             graph, lambda call: devices == {"cpu"} and point_like(call) and not is_random(call), reductions=False
         )
-    # An op alone runs its own kernel.
+    # A group of one op runs the op's own kernel.
     steps = []
     for unit in fusion.ordered():
         if isinstance(unit, Group) and len(unit.calls) > 1:
@@ -53,8 +53,8 @@ def compile(
 ) -> Any:  # fmt: skip
     """Return a function or module that computes the same as `fn` in fewer passes over memory; also a decorator.
 
-    The first call with arguments of new shapes, dtypes, strides, devices, or with other numbers, traces the function;
-    so does a change of what the function reads besides its arguments. docs/compile.md says what breaks a trace.
+    A call with arguments of new shapes, dtypes, strides or devices, or with other numbers, traces the function, and so
+    does a call after a change of anything else that the function reads. docs/compile.md says what breaks a trace.
 
     Args:
         mode: "default"; "reduce-overhead" launches regions of many kernels as one CUDA graph, between copies of
@@ -62,8 +62,8 @@ def compile(
         dynamic: accepted; every shape still gets its own trace.
         fullgraph: raise an error where a call cannot be traced; otherwise such a call runs the function in Python.
         disable: return `fn` itself.
-        verify: trace the function again at each call whose number this divides, and raise an error if it
-            computes something else by now: a guard would have missed a change. 0 never does.
+        verify: trace the function again at every `verify`-th call, and raise an error if it now computes something
+            else, because no guard detected a change. 0 disables this.
 
     Raises:
         UsageError: `fn` cannot be called, or `mode` is unknown. At a call with fullgraph: what cannot be traced; with
@@ -84,7 +84,7 @@ def compile(
 
 def reset() -> None:
     """Forget the traces of all compiled functions."""
-    for each in tuple(everything):
+    for each in tuple(compiled_functions):
         each.reset()
 
 

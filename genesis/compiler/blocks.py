@@ -17,7 +17,7 @@ BLOCK = 1 << 17  # elements; with fewer, the calls of numpy cost more than the c
 
 
 class BlockStep:
-    """A group as a step of a program: the references of its ops, block by block, over threads.
+    """A group as a step of a program. Threads run the numpy references of its ops, block by block.
 
     Attributes:
         reads: the roots in memory that the group reads.
@@ -101,7 +101,7 @@ def _blocks_of(group: Group, stored: set[Value]) -> tuple[dict[Value, int], list
                 dtypes.append(dtype)
                 idle.append(len(dtypes) - 1)
             slots[out] = idle.pop()
-        # A block becomes free after the last call that reads it: an op may not write over what it reads by broadcast.
+        # A block becomes free after the last call that reads it: an op must not overwrite an operand it broadcasts.
         for v in dict.fromkeys(call.reads):
             if v in slots and last[v] == i:
                 free.setdefault(v.dtype.numpy, []).append(slots[v])

@@ -30,9 +30,9 @@ from genesis.errors import UsageError
 from genesis.nn.module import Module, changes
 from genesis.op import current_tracer, registry
 
-CACHE_LIMIT = 64  # regions of one function; torch has 8, and each holds only a graph and its kernels
-_SEED = 0x9E3779B97F4A7C15  # of the generator during a trace; another one means that the function sets it
-everything: weakref.WeakSet[Compiled] = weakref.WeakSet()
+CACHE_LIMIT = 64  # most traces of a function; torch keeps 8, and each holds only a graph and its kernels
+_SEED = 0x9E3779B97F4A7C15  # the generator's during a trace; if it differs afterwards, the function has set it
+compiled_functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 
 # --- Arguments and results --------------------------------------------------------------------------------------------
@@ -60,10 +60,10 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
         return (type(x), x.start, x.stop, x.step)
     if isinstance(x, ATOMS):
         return (type(x), x)
-    return Same(x)
+    return ByIdentity(x)
 
 
-class Same:
+class ByIdentity:
     """An object of a structure, compared by identity."""
 
     __slots__ = ("value",)
@@ -72,7 +72,7 @@ class Same:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.value is other.value
+        return isinstance(other, ByIdentity) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -80,7 +80,7 @@ class Same:
 
 def rebuild(described: Any, tensors: list[Any]) -> Any:
     """Return the structure that `flatten` described, with these tensors."""
-    if isinstance(described, Same):
+    if isinstance(described, ByIdentity):
         return described.value
     kind = described[0]
     if kind is TensorBase:
@@ -99,7 +99,7 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
 
 def _is_simple(described: Any) -> bool:
     """Whether a result consists of tensors, numbers and plain containers."""
-    if isinstance(described, Same):
+    if isinstance(described, ByIdentity):
         return False
     kind = described[0]
     if issubclass(kind, dict):
@@ -134,9 +134,9 @@ class Entry:
         captured: what the region reads besides its arguments: tensors, or arrays of constants.
         layouts: the layouts of these tensors; None for constants.
         described: the structure of the result.
-        outside: results that are arguments or captured tensors themselves, by number of the result.
-        draws: counters that a run takes from the default generator.
-        position: what holds the position of the generator, the last input of the region; None without draws.
+        outside: results that exist already, by index: the tensor, or the index of the argument.
+        draws: number of counters that a run takes from the default generator.
+        position: device of the generator's position, which is an input after the arguments; None without draws.
     """
 
     region: Region
@@ -168,31 +168,31 @@ class Entry:
         return [*(line for graph in graphs for line in graph.lines()), *kept, repr(self.described)]
 
     def run(self, tensors: list[TensorBase]) -> Any:
-        drawn = [] if self.position is None else [_position(self.position, self.draws)]
+        drawn = [] if self.position is None else [_reserve_draws(self.position, self.draws)]
         results = iter(self.region.run([*tensors, *drawn, *self.captured]))
-        made = []
+        values = []
         for i in range(self.count):
             known = self.outside.get(i)
-            made.append(next(results) if known is None else tensors[known] if isinstance(known, int) else known)
-        return rebuild(self.described, made)
+            values.append(next(results) if known is None else tensors[known] if isinstance(known, int) else known)
+        return rebuild(self.described, values)
 
 
-def _position(device: Device, draws: int) -> Array:
-    """Return offset and seed of the default generator as an array, and advance it by so many counters."""
+def _reserve_draws(device: Device, draws: int) -> Array:
+    """Return offset and seed of the default generator as an array, and advance the generator by `draws` counters."""
     seed, offset, base = random.default_generator.reserve_relative(4 * draws, device)
     if base is None:
         position = empty((2,), int64, device)
         position.storage.backend.from_numpy(np.array((offset, seed), np.uint64).view(np.int64), position)
         return position
     position = cast(Array, registry["copy"](base.array))
-    for i, word in enumerate((offset, seed)):  # in a capture; the words are relative to those in memory
+    for i, word in enumerate((offset, seed)):  # during a capture, both are relative to the words in memory
         part = position.view((1,), (1,), i)
         registry["add"](part, int(np.uint64(word).astype(np.int64)), out=part)
     return position
 
 
-def _drawing(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int]:
-    """Call a traced function. Return its result and the number of counters that it drew at the position, an input."""
+def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int]:
+    """Call a traced function, whose draws start at an input. Return its result and the number of counters drawn."""
     generator = random.default_generator
     then, fixed = generator.state(), generator.fixed_draws
     position = TensorBase.wrap(trace.input(fake(Value((2,), (1,), int64, device))))
@@ -228,21 +228,21 @@ def trace_call(
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with trace.active(), resumed(settings()):
-        result, taken = _drawing(lambda: function(*args, **kwargs), trace, device)
+        result, taken = _call_with_draws(lambda: function(*args, **kwargs), trace, device)
     if changes.count != state.version or not state.holds():
         raise Break("changes what it reads: an attribute, a list or a variable")
     outputs: list[TensorBase] = []
     structure = flatten(result, outputs)
     if not _is_simple(structure):
         raise Break("returns an object that is not a tensor, a number or a container of these")
-    # The region's inputs in place: the traced arguments that changed hold new values.
+    # Record in-place changes of arguments: the traced argument then holds another value.
     before = list(trace.graph.inputs)
     trace.graph.writes = [
         (value, now.window(value.shape, value.strides, 0))
         for value, t in zip(before, fakes, strict=False)
         if (now := t.array.storage.value) is not value
     ]
-    # Results that exist outside of the region are returned as they are.
+    # Results that exist already are returned themselves.
     outside: dict[int, TensorBase | int] = {}
     for i, t in enumerate(outputs):
         index = next((j for j, stand_in in enumerate(fakes) if stand_in is t), None)
@@ -255,7 +255,7 @@ def trace_call(
             if known is not None:
                 outside[i] = known
     inner = [t for i, t in enumerate(outputs) if i not in outside]
-    # The ends of the tape: arguments and captured parameters.
+    # The tape ends at arguments and captured parameters.
     sources: list[Any] = []
     owners = {id(t.array): t for t in state.tensors}
     ends = tape_ends(inner, began) if mode.grad else []
@@ -270,7 +270,7 @@ def trace_call(
     for array, _ in trace.captured:
         owner = owners.get(id(array))
         if owner is None and id(array) not in trace.constants:
-            raise Break("reads a tensor that is reached by no argument, attribute, global or closure")
+            raise Break("reads a tensor that no argument, attribute, global or closure holds")
         captured.append(array if owner is None else owner)
         layouts.append(None if owner is None else layout(owner))
     place = {id(t): i for i, t in enumerate(fakes)} | {
@@ -285,7 +285,7 @@ def trace_call(
 
 
 class Compiled:
-    """A function that runs compiled regions. A call whose function cannot be traced runs it in Python.
+    """A function that runs compiled regions. A call that cannot be traced runs the function in Python.
 
     Attributes:
         entries: traces by the key of a call.
@@ -303,13 +303,13 @@ class Compiled:
         self.name = getattr(function, "__name__", type(function).__name__)
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
-        everything.add(self)
+        compiled_functions.add(self)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current_tracer() is not None or mode.anomaly:  # inside another trace, which takes in the ops
+        if current_tracer() is not None or mode.anomaly:  # an enclosing trace records the ops
             return self.function(*args, **kwargs)
         tensors: list[TensorBase] = []
         described = flatten((args, kwargs), tensors)
@@ -321,7 +321,7 @@ class Compiled:
                     self._compare(entry, described, tensors)
                 return entry.run(tensors)
         with self._lock:
-            traced = self._traced(key, described, tensors)
+            traced = self._new_entry(key, described, tensors)
         if traced is not None:
             return traced.run(tensors)
         if self.fullgraph and key in self.breaks:
@@ -341,12 +341,12 @@ class Compiled:
         for new, old in itertools.zip_longest(now, entry.lines(), fillvalue="nothing"):
             if new != old:
                 raise UsageError(
-                    f"{self.name} computes something else than when it was traced: {new}; then {old}",
+                    f"{self.name} computes something else than when it was traced: now {new}, before {old}",
                     next="pass what changed as an argument, or call genesis.compiler.reset() after the change",
                 )
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
-        """Trace the function. Raises Break, after which everything that the function changed is as it was."""
+        """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
         state = None
         try:
             state = State(self.function, [each.value for each in _objects(described)])
@@ -358,7 +358,7 @@ class Compiled:
                 state.restore()
             raise
 
-    def _traced(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
+    def _new_entry(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
         """Trace the function for new arguments or new guards. None if that is impossible, or the cache is full."""
         if key in self.breaks:
             return None
@@ -378,7 +378,7 @@ class Compiled:
         except Break as stop:
             self.breaks[key] = stop
             return None
-        except Exception:  # the function raises it once more, with the effects before it
+        except Exception:  # the function runs again in Python, and raises it there
             return None
         self.entries.setdefault(key, []).insert(0, entry)
         return entry
@@ -393,7 +393,7 @@ class Compiled:
 
 
 class CompiledModule(Module):
-    """A module whose forward is compiled. Its parts and attributes are those of the module inside."""
+    """A module whose forward is compiled. Attributes that it lacks are read from the wrapped module."""
 
     def __init__(self, module: Module, **options: Any) -> None:
         super().__init__()
@@ -411,9 +411,9 @@ class CompiledModule(Module):
             return getattr(self._orig_mod, name)
 
 
-def _objects(described: Any) -> list[Same]:
+def _objects(described: Any) -> list[ByIdentity]:
     """The objects of a structure that are neither tensors nor numbers."""
-    if isinstance(described, Same):
+    if isinstance(described, ByIdentity):
         return [described]
     if isinstance(described, tuple):
         return [each for part in described[1:] for each in _objects(part)]

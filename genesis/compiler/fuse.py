@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel
 
-ROW_LIMIT = 16384  # elements of a row that one program keeps in registers; it passes several times over a longer one
+ROW_LIMIT = 16384  # elements of a row that one program keeps in registers; it reads longer rows several times
 LOOP_LIMIT = 1 << 20  # elements of the longest row of one program
-LOOP_ROWS = 128  # with fewer long rows the ops' own kernels, which share a row, are faster
+LOOP_ROWS = 128  # with fewer long rows the ops' own kernels are faster: several programs share a row
 REDUCTIONS = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape", "var", "any", "all", "count_nonzero"))
-PARTIAL = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape"))  # may end a group
-MAX_CALLS = 64  # of a group; registers are limited
-MAX_OPERANDS = 24  # arrays of a group
+PARTIAL = frozenset(("sum", "mean", "amax", "amin", "sum_to_shape"))  # may end a group with partial results
+MAX_CALLS = 64  # most calls of a group; registers are limited
+MAX_OPERANDS = 24  # most arrays of a group
 
 
 def reduced_axes(call: Call) -> tuple[int, ...]:
@@ -34,7 +34,7 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
 
 
 def longest_row(rows: int) -> int:
-    """The most elements of a row that a kernel of so many rows takes."""
+    """The most elements of a row that a kernel of `rows` rows can process."""
     return LOOP_LIMIT if rows >= LOOP_ROWS else ROW_LIMIT
 
 
@@ -109,7 +109,7 @@ class Group:
         padded = (1,) * (len(self.space) - len(shape)) + shape
         if any(s not in (1, n) for s, n in zip(padded, self.space, strict=True)):
             return None
-        # Of smaller values a group computes only the statistics of rows, whose work is not repeated.
+        # A smaller value is fused only if it has one element per row: others would be computed repeatedly.
         if numel(shape) != numel(self.space) and (self.split is None or numel(padded[self.split :]) != 1):
             return None
         return lambda s, st: broadcast_strides(s, st, self.space)
@@ -157,7 +157,7 @@ class Group:
         return False
 
     def _breaks_rows(self, split: int) -> bool:
-        """Whether a total over everything already ends the group, which then cannot be split into rows."""
+        """Whether the group already ends with a total over all elements, and so cannot be split into rows."""
         return any(len(reduced_axes(c)) == len(self.space) and split < len(self.space) for c in self.partial)
 
 
@@ -234,7 +234,7 @@ class Fusion:
         return new
 
     def _has_cycle(self, groups: tuple[Group, ...], *calls: Call) -> bool:
-        """Whether a path leads from these groups through something else back into them or into the calls."""
+        """Whether a path leads from these groups through other calls back into them or into `calls`."""
         inside = {c for g in groups for c in g.calls} | set(calls)
         stack: list[Call] = []
         for c in inside:

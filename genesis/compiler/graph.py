@@ -1,7 +1,7 @@
 """The graph of a traced function: values and the calls of ops that compute them.
 
-Values are immutable: a change in place makes a new value with the layout of the old one. A view is not a call but a
-value that names its `root`, the value whose memory it windows.
+Values are immutable: a change in place makes a new value with the layout of the old one. A view has no call: it
+is a value that names its `root`, the value whose memory it views.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Value:
 
     Attributes:
         call: the call that computes the value; None for an input and for a view.
-        root: the value whose memory this one windows; the value itself if it is not a view.
+        root: the value whose memory this one views; the value itself if it is not a view.
         offset: the window's first element, relative to the first element of `root`.
     """
 
@@ -97,14 +97,14 @@ class Graph:
             window = "" if x.base is None else f"[{x.shape}, {x.strides}, {x.offset}]"
             return names[x.root] + window
 
-        found = []
+        call_lines = []
         for call in self.calls:
             names.update({v: f"v{len(names) + i}" for i, v in enumerate(call.outputs)})
-            made = ", ".join(f"{names[v]} {v.dtype.name} {v.shape}" for v in call.outputs)
+            results = ", ".join(f"{names[v]} {v.dtype.name} {v.shape}" for v in call.outputs)
             attrs = [f"{name}={value!r}" for name, value in call.attrs.items()]
-            found.append(f"{made} = {call.op.name}({', '.join([*map(text, call.inputs), *attrs])})")
+            call_lines.append(f"{results} = {call.op.name}({', '.join([*map(text, call.inputs), *attrs])})")
         writes = [f"{text(old)} becomes {text(new)}" for old, new in self.writes]
-        return [*found, ", ".join([*map(text, self.outputs), *writes])]
+        return [*call_lines, ", ".join([*map(text, self.outputs), *writes])]
 
     def without_dead_calls(self) -> Graph:
         """Return the graph without calls whose results nothing reads."""

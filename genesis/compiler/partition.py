@@ -1,6 +1,6 @@
 """What backward keeps of forward, and what it computes again: the cut of the joint graph that moves the fewest bytes.
 
-The idea is that of min-cut rematerialization (PyTorch's AOTAutograd): a value that backward needs is either stored by
+This is min-cut rematerialization (PyTorch's AOTAutograd): a value that backward needs is either stored by
 forward, or computed again by elementwise ops from values that are stored.
 """
 
@@ -43,7 +43,7 @@ def saved_values(
             live.update(call.reads)
             needed.update(v for v in call.reads if v in forward)
     stored = own | {v.root for v in outputs}
-    # What forward does not need itself is computed in backward in any case.
+    # Calls that forward does not need are computed in backward in any case.
     own_results, own_calls = {v.root for v in outputs}, set()
     for call in reversed(joint.calls):
         if any(v in own_results for v in call.outputs):

@@ -1,4 +1,4 @@
-"""A program: the calls of a graph as steps that run on arrays, with one block of memory for what lies between them."""
+"""A program: the calls of a graph as steps that run on arrays, with one block of memory for the values between them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Program:
         self.offsets, self.nbytes = self._places()
 
     def specs(self) -> tuple[Spec, ...]:
-        """The contiguous arrays into which `run` stores `results`. A strided result is stored in a run of elements."""
+        """The specs of the arrays into which `run` stores `results`: flat and of `run_length` for a strided result."""
         return tuple(Spec(v.shape if is_plain(v) else (run_length(v),), v.dtype) for v in self.results)
 
     @property
@@ -116,8 +116,8 @@ class Program:
                 store(array_of(new), roots[old])
 
     def _may_overwrite(self, old: Value, new: Value) -> bool:
-        """Whether a step may store a new value of an input over the old one: no later call reads the old one, and
-        none reads it at another element.
+        """Whether a step may store a new value of an input over the old one: no later call reads the old one, and the
+        step reads it only at the elements that it computes.
         """
         makers = [i for i, step in enumerate(self.steps) if new in step.results]
         if not makers or new in self.results or (new.shape, new.strides) != (old.shape, old.strides):

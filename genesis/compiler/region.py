@@ -30,12 +30,12 @@ class Region:
     """The program of a function for one set of guarded facts.
 
     Args:
-        name: of the function, for profiles and errors.
+        name: name of the function, for profiles and errors.
         trace: the finished trace of the forward pass.
         outputs: tensors that the function returned, without duplicates.
-        differentiable: edges at which the traced tape ends, each with the index of its input.
-        schedule: makes the steps of a graph.
-        replays: run as CUDA graphs.
+        sources: edges at which the traced tape ends, each with the index of its input.
+        schedule: returns the program of a graph.
+        replays: whether the programs run as CUDA graphs.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Region:
             inputs = [*arguments, *(value for _, value in trace.captured)]
             results = [*values, *(g for g in grads if g is not None)]
             joint = Graph([*inputs, *seeds], forward.calls, results).without_common_calls()
-            values, self.rest = joint.outputs[: len(values)], joint.outputs[len(values) :]
-            saved, later = saved_values(joint, inputs, values, self.rest)
+            values, self.gradient_values = joint.outputs[: len(values)], joint.outputs[len(values) :]
+            saved, later = saved_values(joint, inputs, values, self.gradient_values)
             first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
-            self.backward_program = schedule(Graph([*saved, *seeds], later, self.rest))
+            self.backward_program = schedule(Graph([*saved, *seeds], later, self.gradient_values))
             self.backward = _op(f"{name} backward", self.backward_program)
             self.gradients = [g is not None for g in grads]
         self.program = schedule(first)
@@ -94,15 +94,15 @@ class Region:
             if edges is not None:
                 node = _node(self.forward, edges, arrays, results, {})
                 node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
-        made = []
+        tensors_out = []
         for i, (index, value) in enumerate(self.outputs):
             root = arrays[self.inputs.index(value.root)] if index is None else results[index]
             if (value.shape, value.strides, value.offset) == (root.shape, root.strides, 0):
                 window = root
             else:
                 window = root.view(value.shape, value.strides, root.offset + value.offset)
-            made.append(TensorBase.wrap(window, node if i in self.differentiable else None, i))
-        return made
+            tensors_out.append(TensorBase.wrap(window, node if i in self.differentiable else None, i))
+        return tensors_out
 
     def _vjp(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
         if current_tracer() is not None:
@@ -110,7 +110,7 @@ class Region:
                 f"{self.forward.name}: a compiled function has no second derivative", next="call it without compile"
             )
         kept = [(ctx.inputs if kind == "input" else ctx.outputs)[i] for kind, i in self.saved]
-        given = []
+        incoming = []
         for i in self.differentiable:
             grad, value = grads[i], self.values[i]
             if grad is None:
@@ -118,18 +118,18 @@ class Region:
 
                 device = next(x.device for x in (*kept, *grads) if isinstance(x, Array))
                 grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
-            given.append(grad if grad.is_contiguous else _contiguous(grad))
-        results = iter(self.run_backward((*kept, *given)))
-        found = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
+            incoming.append(grad if grad.is_contiguous else _contiguous(grad))
+        results = iter(self.run_backward((*kept, *incoming)))
+        result_of = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
         gradients: list[Array | None] = [None] * len(ctx.inputs)
-        values = iter(self.rest)
+        values = iter(self.gradient_values)
         for index, exists in zip(self.sources, self.gradients, strict=True):
             if not exists:
                 continue
             value = next(values)
-            root: Any = found.get(id(value.root))
+            root: Any = result_of.get(id(value.root))
             if root is None:
-                root = (*kept, *given)[self.backward_program.inputs.index(value.root)]
+                root = (*kept, *incoming)[self.backward_program.inputs.index(value.root)]
             gradients[index] = root.view(value.shape, value.strides, root.offset + value.offset)
         return tuple(gradients)
 

@@ -4,7 +4,7 @@ The source calls the same functions of one tile as the hand-written kernels (`ge
 has one definition. Values stay in float32 between the ops of a kernel, where separate kernels would round to the type
 of the result. A kernel of a group without reductions works on tiles [BLOCK] of elements in memory order. With
 reductions it works on tiles [R, C]: R rows, and all columns of the row, rounded up to a power of two. Where that would
-be much more than the row, the row is cut into up to three pieces of C, C_1 and C_2 columns, each with its own lines.
+add many idle columns, the row is cut into up to three pieces of C, C_1 and C_2 columns, each with its own lines.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
 
 def expression_of(call: Call) -> Expression | None:
-    """Return what an elementwise call computes, with values as operands; None if its kernel does more than that."""
+    """Return the expression of an elementwise call, with values as operands; None if it needs several."""
     out = call.outputs[0]
     name = call.op.name
     if name in ("copy", "cast"):
@@ -99,7 +99,7 @@ class GroupStep:
     kernel: Any
     operands: list[Value]  # windows, in the order of the kernel's pointers
     stored: list[Value]
-    strides: list[Shape]  # over the space: of what is stored, of the operands and of the indices
+    strides: list[Shape]  # strides over the space of stored values, operands and indices
     tile: tuple[int, ...]  # R, C and the sizes of further pieces; or BLOCK, 0
     tiles: int
 
@@ -125,7 +125,7 @@ class GroupStep:
             run_op(registry[name], (flat,), (partial,), {"axes": (0,), "keepdim": False})
 
     def programs(self, backend: Any) -> int:
-        """The number of programs of a launch: with partial results, as many as run at once."""
+        """The number of programs of a launch: with partial results, at most as many as run at once."""
         resident = backend.persistent_programs(32 // warps(self.tile))
         return min(self.tiles, resident) if self.group.partial else self.tiles
 
@@ -152,7 +152,7 @@ class GroupStep:
 
 
 LOOP_TILE = 4096  # columns of a long row that a program holds at a time
-PIECES = ("", "_1", "_2")  # what the names of pieces of a row end with; the writer has $ in place of it
+PIECES = ("", "_1", "_2")  # suffixes of the names of a row's pieces; the writer's lines have $ in their place
 
 
 def pieces_of(columns: int) -> list[int]:
@@ -171,7 +171,7 @@ def memory_order(space: Shape, strides: Shape) -> list[int]:
 
 
 def warps(tile: tuple[int, ...]) -> int:
-    """The warps of a program with a tile. Unaligned rows, which are cut into pieces, need more registers an element."""
+    """The warps of a program with a tile. Rows that are cut into pieces need more registers per element."""
     elements = tile[0] * max(1, sum(tile[1:])) * (2 if len(tile) > 2 else 1)
     return 4 if elements < 4096 else 8 if elements < 8192 else 16
 
@@ -191,7 +191,7 @@ class _Writer:
 
     Attributes:
         lines: the statements between loads and stores, for one tile.
-        after: statements behind the loop over tiles, which store partial results.
+        after: statements after the loop over tiles, which store partial results.
         stored: values that the kernel stores.
         operands: windows that the kernel loads, in the order of its pointers a0, a1, …
         windows: strides of the operands over the space.
@@ -207,16 +207,16 @@ class _Writer:
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
         self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
-        self.lines: list[tuple[int, str]] = []  # with the number of reductions that the line depends on, at most
-        self.level = 0  # of the call that is written
-        self.levels: dict[str, int] = {}  # of registers
-        self.sums: list[tuple[int, str, str]] = []  # of a looped row: level, start and step of a reduction
+        self.lines: list[tuple[int, str]] = []  # (level, line): a level counts the reductions before the line
+        self.level = 0  # level of the current call
+        self.levels: dict[str, int] = {}  # levels of registers
+        self.sums: list[tuple[int, str, str]] = []  # reductions of a looped row: level, first line, line in the loop
         self.after: list[str] = []
-        self.stores: list[str] = []  # of a looped row, in the last loop
+        self.stores: list[str] = []  # stores of a looped row, in its last loop
         self.operands: list[Value] = []
         self.names: dict[Value, str] = {}  # registers of the group's values
         self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
-        self.shapes: dict[str, str] = {}  # tiles of registers
+        self.shapes: dict[str, str] = {}  # tile shapes of registers
         self.globals: dict[str, Any] = {"tl": tl, "converted": converted, "offsets": offsets, "jit": triton.jit}
 
     @property
@@ -233,7 +233,7 @@ class _Writer:
         return name
 
     def shape_of(self, strides: Shape) -> str:
-        """The tile of a value with these strides over the space."""
+        """The tile shape of a value with these strides over the space."""
         k = self.group.split
         if k is None:
             return "[BLOCK]"
@@ -301,7 +301,7 @@ class _Writer:
         self.names[out], self.shapes[name], self.levels[name] = name, shape, self.level
 
     def point(self, call: Call) -> None:
-        """An elementwise call."""
+        """Write an elementwise call."""
         expression = expression_of(call)
         assert expression is not None
         works = [expression.work] * len(expression.operands)
@@ -346,7 +346,7 @@ class _Writer:
         return self.address(self.index(place), self.shape_of(place))[0]
 
     def place(self, call: Call) -> None:
-        """A load with a mask."""
+        """Write a `place`: a load with a mask."""
         (x,), out, dim, start = call.inputs, call.outputs[0], call.attrs["dim"], call.attrs["start"]
         at = self.coordinate(call)
         inside = f"({at} >= {start}) & ({at} < {start + x.shape[dim]})"
@@ -356,7 +356,7 @@ class _Writer:
         self.keep(call, f"tl.where({inside}, {value}, tl.zeros_like({value}))", work, self.shape_of(strides))
 
     def choose(self, call: Call) -> None:
-        """A choice by coordinate."""
+        """Write a `choose`: a selection by coordinate."""
         out, at = call.outputs[0], self.coordinate(call)
         work = work_type(out.dtype)
         *first, text = [self.operand(x, call, work) for x in call.inputs]
@@ -365,7 +365,7 @@ class _Writer:
         self.keep(call, text, work, self.shape_of(self.group.places[out]))
 
     def dropout(self, call: Call) -> None:
-        """A dropout: the words of a counter decide about four elements that are neighbours in row-major order."""
+        """Write a dropout. The four words of a counter decide on four neighbours in row-major order."""
         (x, position), out, space, k = call.inputs, call.outputs[0], self.group.space, self.group.split
         work, p = work_type(out.dtype), call.attrs["p"]
         lift = self.group.lift(call)
@@ -397,15 +397,15 @@ class _Writer:
         self.keep(call, text, work, shape)
 
     def masked(self, text: str, other: Any) -> str:
-        """Replace the columns beyond the row's end."""
+        """Return `text` with `other` in the columns beyond the row's end."""
         columns = self.group.columns
         text = f"tl.broadcast_to({text}, [R, C$])"
         return text if columns & (columns - 1) == 0 else f"tl.where(k$, {text}, {other})"
 
-    def across(
+    def reduce_row(
         self, value: str, neutral: str, work: DType, join: str = "{} + {}", form: str = "tl.sum({}, 1)"
     ) -> str:  # fmt: skip
-        """A value of the row, reduced from its elements.
+        """Return the reduction of a value over its row.
 
         Args:
             join: reduces two values.
@@ -422,7 +422,7 @@ class _Writer:
         return f"{form.format(name)}[:, None]"
 
     def reduction(self, call: Call) -> None:
-        """A reduction over the columns of the tile."""
+        """Write a reduction over the columns of the tile."""
         op, x, columns = call.op.name, call.inputs[0], float(self.group.columns)
         work = accumulator(call)
         value = self.operand(x, call, work)
@@ -431,19 +431,19 @@ class _Writer:
         if op in ("amax", "amin"):
             combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
             form = f"tl.reduce({{}}, 1, {combine})"
-            text = self.across(value, _extreme(work, op), work, combine + "({}, {})", form)
+            text = self.reduce_row(value, _extreme(work, op), work, combine + "({}, {})", form)
         elif op in ("any", "all"):
             name, other = ("max", "0") if op == "any" else ("min", "1")
             form = f"tl.{name}({{}}, 1)"
-            text = self.across(f"{value}.to(tl.int32)", other, int32, f"tl.{name}imum({{}}, {{}})", form) + " != 0"
+            text = self.reduce_row(f"{value}.to(tl.int32)", other, int32, f"tl.{name}imum({{}}, {{}})", form) + " != 0"
         elif op == "var":  # in two passes over the row
             name = f"v{len(self.names)}"
-            self.emit(f"{name}_sum = {self.across(value, '0', work)}")
+            self.emit(f"{name}_sum = {self.reduce_row(value, '0', work)}")
             self.emit(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
             count = max(columns - call.attrs.get("correction", 1), 0.0)
-            text = f"({self.across(f'{name}_far$ * {name}_far$', '0', work)}) / {self.full(count, work)}"
+            text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', '0', work)}) / {self.full(count, work)}"
         else:
-            text = self.across(value, "0", work)
+            text = self.reduce_row(value, "0", work)
             text = f"({text}) / {columns}" if op == "mean" else text
         self.keep(call, text, work, "[R, 1]")
 
@@ -452,7 +452,7 @@ class _Writer:
         return f"tl.full([1, 1], {_literal(value)}, {_word(work)})"
 
     def total(self, j: int, call: Call) -> None:
-        """A reduction over rows, or over all elements: each program stores the partial result of its tiles."""
+        """Write a reduction over rows or over all elements. Each program stores the partial result of its tiles."""
         op, work = call.op.name, accumulator(call)
         value = self.operand(call.inputs[0], call, work)
         whole = len(reduced_axes(call)) == len(self.group.space)
@@ -475,7 +475,7 @@ class _Writer:
             self.after.append(f"tl.store({where}, {text}, mask={at} < columns_count)")
 
     def store(self, j: int, v: Value) -> None:
-        """The store of a value of the group."""
+        """Write the store of a value of the group."""
         shape = self.shape_of(self.group.places[v])
         where, mask = self.address(f"o{j}", shape)
         tile = "[R, 1]" if shape == "[1, 1]" else shape.replace("C", "C$")
@@ -487,11 +487,11 @@ class _Writer:
             self.emit(line)
 
     def loops(self, head: list[str]) -> list[str]:
-        """Passes over a long row: each reduces what the reductions before it allow, and the last stores."""
+        """Return the loops over a long row: one per level, for its reductions. The last one also stores."""
         last = max((level for level, line in self.lines if "$" in line), default=0) if self.stores else 0
-        last, found = max([last, *(level for level, _, _ in self.sums)]), []
+        last, code = max([last, *(level for level, _, _ in self.sums)]), []
         for level in range(last + 2):
-            found += [line for n, line in self.lines if n == level and "$" not in line]
+            code += [line for n, line in self.lines if n == level and "$" not in line]
             sums = [each for each in self.sums if each[0] == level]
             stores = self.stores if level == last else []
             if not sums and not stores:
@@ -499,23 +499,23 @@ class _Writer:
             elements = [line for n, line in self.lines if n <= level and "$" in line]
             inside = [*head[1:], *elements, *(step for _, _, step in sums), *stores]
             loop = ["for first$ in range(0, columns_count, C):", *(f"    {line}" for line in inside)]
-            found += [
+            code += [
                 *(first for _, first, _ in sums),
                 *(line.replace("C$", "C").replace("$", f"_{level}") for line in loop),
             ]
-        return found
+        return code
 
     def emit(self, line: str, level: int | None = None) -> None:
         """Append a line."""
         self.lines.append((self.level if level is None else level, line))
 
-    def of_pieces(self, line: str) -> list[str]:
-        """A line for each piece of the row, if it has one part of them."""
+    def lines_of_pieces(self, line: str) -> list[str]:
+        """Return the line for each piece of the row, or only once if it contains no $."""
         ends = PIECES[: len(self.pieces)] if "$" in line else PIECES[:1]
         return [line.replace("$", end).replace(", C]", f", C{end}]") for end in ends]
 
     def source(self, title: str, stores: int) -> str:
-        """The whole kernel."""
+        """Return the source of the kernel."""
         totals = self.group.partial
         loads = [f"a{i}" for i in range(len(self.operands))]
         each = [*(f"o{j}" for j in range(stores)), *loads, *(f"e{i}" for i in range(len(self.indices)))]
@@ -554,7 +554,7 @@ class _Writer:
         loop = ["tile = tl.program_id(0)"]
         if totals:
             loop, body = [f"for tile in range(tl.program_id(0), {count}, programs):"], [pad + line for line in body]
-        text = [piece for line in (*head, *loop, *body, *self.after) for piece in self.of_pieces(line)]
+        text = [piece for line in (*head, *loop, *body, *self.after) for piece in self.lines_of_pieces(line)]
         signature = f"def {title}({', '.join(arguments)}, INT64: tl.constexpr, {constants}):"
         return "\n".join(["@jit", signature, *(pad + line for line in text)]) + "\n"
 
@@ -587,15 +587,15 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     """Write the kernel of a group and return its step.
 
     Args:
-        stored: values that something outside of the group reads.
+        stored: values that are read outside of the group.
     """
     stored = [v for v in stored if v in group.places]
     writer = _written(group, stored)
     strides = [*(group.places[v] for v in stored), *writer.windows, *writer.indices]
     if group.split is None and not group.partial and (split := _rows(group.space, strides)) is not None:
-        group.split = split  # no divisions of element numbers
+        group.split = split  # then addresses need no division of element numbers
         writer = _written(group, stored)
-    # The name depends on nothing but the source, so that another process finds the machine code.
+    # The name depends on nothing but the source, so that another process finds the machine code in the cache.
     source = writer.source("kernel", len(stored))
     digest = hashlib.sha256(source.encode()).hexdigest()[:8]
     title = "_".join([*(call.op.name for call in group.calls[:4]), digest])
@@ -620,7 +620,7 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
 
 
 def _written(group: Group, stored: list[Value]) -> _Writer:
-    """The lines of a group's kernel."""
+    """Return a writer with the lines of a group's kernel."""
     writer = _Writer(group, stored)
     for call in group.calls:
         inputs = [writer.names[x.root] for x in call.inputs if isinstance(x, Value) and x.root in writer.names]
@@ -639,7 +639,7 @@ def _written(group: Group, stored: list[Value]) -> _Writer:
 
 
 def _rows(space: Shape, strides: list[Shape]) -> int | None:
-    """How many leading dimensions count rows, if not all merge and the others merge to at least 32 columns."""
+    """The split of a space that does not merge into one dimension, if the last ones merge into 32 columns or more."""
     if len(collapse(space, *strides)[0]) == 1 or memory_order(space, strides[0]) != list(range(len(space))):
         return None
     k = next(k for k in range(len(space)) if len(collapse(space[k:], *(each[k:] for each in strides))[0]) == 1)
@@ -647,7 +647,7 @@ def _rows(space: Shape, strides: list[Shape]) -> int | None:
 
 
 def _jit(source: str, title: str, names: dict[str, Any]) -> Any:
-    """Compile the source of a kernel. `inspect` finds it, and so does Triton, through the cache of lines."""
+    """Compile the source of a kernel. `inspect` and Triton find it in the cache of `linecache`."""
     filename = f"<genesis compiled {title}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     namespace = {**names, "__name__": "genesis.compiler.generated"}

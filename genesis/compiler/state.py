@@ -1,7 +1,7 @@
 """What a function reads besides its arguments: closure cells, globals, attributes of modules and objects.
 
-`State` walks from a function over what its code names. It collects the tensors that the function can reach, and guards:
-facts under which a trace stays valid. A change of one of them means another trace.
+`State` visits the objects that a function's code names, and what they refer to. It collects the tensors that the
+function can reach, and guards: facts under which a trace is valid. If one changes, the function is traced again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 EFFECTS = frozenset(("print", "input", "open", "exec", "eval", "breakpoint"))
 EFFECT_MODULES = frozenset(("random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings"))
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
-LIMIT = 20_000  # guards; a function that reaches more objects is not traced
+LIMIT = 20_000  # objects; a function that reaches more is not traced
 
 
 def is_same(now: Any, then: Any) -> bool:
@@ -55,18 +55,18 @@ class State:
         self.cells: list[tuple[types.CellType, Any]] = []
         self.sizes: list[tuple[Any, int]] = []
         self.slots: list[tuple[Any, str, Any]] = []  # (object, attribute, value)
-        self.of_modules: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
+        self.module_items: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
         self.module_sizes: list[tuple[Any, int]] = []
         self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
         self._seen: set[int] = set()
-        self._kept: list[Any] = []  # whose ids are in `_seen`
+        self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
         self._visit(function, frozenset())
         for x in objects:
             self._visit(x, names_of(function))
         self.version = changes.count
 
     def holds(self) -> bool:
-        """Whether every guarded fact is as it was."""
+        """Whether no guarded fact has changed."""
         for holder, key, then in self.items:
             try:
                 now = holder[key]
@@ -87,7 +87,7 @@ class State:
         return self.version == changes.count or self._modules_hold()
 
     def _modules_hold(self) -> bool:
-        for holder, key, then in self.of_modules:
+        for holder, key, then in self.module_items:
             now = holder.get(key, _ABSENT)
             if now is not then and not is_same(now, then):
                 return False
@@ -97,7 +97,7 @@ class State:
         return True
 
     def restore(self) -> None:
-        """Undo what a trace that was given up changed, because the function will run once more."""
+        """Undo the changes of a trace that failed, because the function will run again."""
         for holder, then in self._copies:
             if isinstance(holder, list):
                 holder[:] = then
@@ -207,7 +207,7 @@ class State:
                 if name in ("_parameters", "_buffers", "_modules"):
                     self.module_sizes.append((value, len(value)))
                     for key, part in value.items():
-                        self.of_modules.append((value, key, part))
+                        self.module_items.append((value, key, part))
                         if isinstance(part, TensorBase) and self._new(part):
                             self.tensors.append(part)
                 elif name.endswith("_hooks"):
@@ -215,7 +215,7 @@ class State:
                     for hook in value.values() if isinstance(value, dict) else ():
                         self._visit(hook, names)
                 else:
-                    self.of_modules.append((vars(each), name, value))
+                    self.module_items.append((vars(each), name, value))
                     self._visit(value, names)
 
     def _visit_list(self, x: Any, names: frozenset[str]) -> None:
@@ -281,7 +281,7 @@ def _is_own(x: Any) -> bool:
 
 
 def methods_of(kind: type, names: frozenset[str]) -> Iterator[types.FunctionType]:
-    """The functions of a class that are named, among them `forward`."""
+    """`forward` and the methods of a class that are named."""
     for name in sorted(names | {"forward"}):
         function = getattr(kind, name, None)
         if isinstance(function, property) and function.fget is not None:

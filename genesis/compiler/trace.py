@@ -150,7 +150,7 @@ class Trace:
         self._now[index] = value
 
     def _place(self, x: Array) -> tuple[Value, int]:
-        """Return the root value that an array windows, and the offset of its first element."""
+        """Return the root value that an array views, and the offset of its first element."""
         if isinstance(x.storage, FakeStorage):
             value = x.storage.value
             assert value is not None
@@ -185,7 +185,7 @@ class Trace:
     # --- The tracer ---------------------------------------------------------------------------------------------------
 
     def call(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
-        """Record a call and return arrays without memory. Raises Break for an op that has no place in a graph."""
+        """Record a call and return arrays without memory. Raises Break for an op that a graph cannot hold."""
         if op.view is not None:
             return (as_fake(op.view(*inputs, **attrs)),)
         if out is None and (simple := decomposition(op.name, inputs, attrs)) is not None:
@@ -239,7 +239,7 @@ class Trace:
 
 
 def _extent(x: Array) -> tuple[int, int]:
-    """The first element of an array in its storage, and the element behind its last one."""
+    """The first element of an array in its storage, and the one after its last."""
     return x.offset, x.offset + 1 + sum(st * (s - 1) for s, st in zip(x.shape, x.strides, strict=True))
 
 

@@ -1,9 +1,9 @@
 """Parts of arrays inside a kernel: `cat` and slices as calls over the whole shape, which fuse with their neighbours.
 
-A kernel computes every value at one element of its space. So a piece of a `cat` becomes a value of the whole shape
-that means something only in its part, and `choose` takes each element from the piece whose part it lies in. Ops that
-compute the piece move behind its placement, down to loads with a mask. A slice of a computed value is computed again
-from slices of the operands, and so are a few elements that an index picks.
+A kernel computes one element of each value per element of its space. So a piece of a `cat` becomes a value of the whole
+shape that is defined only in its part, and `choose` selects each element from the piece that covers it. The ops that
+compute a piece run on the whole shape, and their operands are loaded with a mask. A slice of a computed value is
+computed again from slices of the operands, and so are a few elements that an index picks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from genesis.compiler.program import is_random, run_op
 from genesis.op import Op, registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides
 
-DEPTH = 6  # ops that move behind a placement, or are computed again for a slice
-PARTS = 8  # of a cat
+DEPTH = 6  # most successive ops that run on the whole shape, or are computed again for a slice
+PARTS = 8  # most parts of a cat
 
 
 def _part(x: Any, dim: int, start: int, end: int) -> Any:
@@ -63,14 +63,14 @@ def _choose_on_gpu(out: Array, *parts: Any, dim: int, ends: Shape) -> None:
             run_op(registry["fill"], (target,), (), {"value": x, "shape": target.shape, "dtype": out.dtype})
 
 
-# x at `start` of a dimension that has `size` elements, among zeros.
+# x from `start` on in a dimension of `size` elements, and zeros elsewhere.
 PLACE = Op("place", _place, _place_infer, elementwise=True, family="compiled", cuda_impl=_place_on_gpu)
 # Along a dimension, the elements before ends[0] of the first part, then those before ends[1] of the second, …
 CHOOSE = Op("choose", _choose, _choose_infer, elementwise=True, family="compiled", cuda_impl=_choose_on_gpu)
 
 
 def starts_of(root: Shape, strides: Shape, window: Value | None = None, shape: Shape = (), offset: int = 0) -> Any:
-    """The first element in each dimension of a slice, which differs from the whole only in its sizes; None if none."""
+    """The first index of a slice in each dimension of the whole; None if the window is not such a slice."""
     if window is not None:
         shape, offset = window.shape, window.offset
         if not _same(window.strides, strides, shape):
@@ -90,7 +90,7 @@ def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
 
 
 class Windows:
-    """Rewrites a graph.
+    """Rewrites a graph so that parts of arrays can be fused.
 
     Args:
         is_point: whether a kernel can hold an elementwise call.
@@ -111,7 +111,7 @@ class Windows:
         self.graph = Graph(graph.inputs, self.calls, graph.outputs, graph.writes).without_dead_calls()
 
     def _placed(self, call: Call) -> Call:
-        """`choose` in place of a cat, or of the scattering of a slice."""
+        """Return `choose` for a cat or the scattering of a slice, and other calls unchanged."""
         out, attrs = call.outputs[0], call.attrs
         if call.op.name == "cat":
             parts = [x for x in call.inputs if x.shape != (0,)]
@@ -142,7 +142,7 @@ class Windows:
         return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs, call.line)
 
     def _picked(self, call: Call) -> Call:
-        """What computes a few elements of a computed value, in place of a choice among all of them."""
+        """Return a call that computes only the few elements that an index picks, and other calls unchanged."""
         out, x = call.outputs[0], call.inputs[0] if call.inputs else call.outputs[0]
         if call.op.name != "index_get" or 8 * out.size > x.size or len(call.attrs["dims"]) != len(x.shape):
             return call
@@ -172,7 +172,7 @@ class Windows:
         return self._new(key, maker.op, inputs, maker.attrs, out.shape, x)
 
     def _counts(self, index: Any, dim: int, out: Value) -> bool:
-        """Whether an index is 0, 1, 2, … along a dimension of the result, and the same in the others."""
+        """Whether an index is 0, 1, 2, … along a dimension of the result, and constant along the others."""
         maker = self.made_by.get(index.root) if isinstance(index, Value) else None
         if maker is None or maker.op.name != "arange" or index.offset or dim >= len(out.shape):
             return False
@@ -199,7 +199,7 @@ class Windows:
         return value
 
     def extend(self, x: Value, dim: int, start: int, size: int, depth: int = DEPTH) -> Value:
-        """A value of the whole shape that is x in its part and anything elsewhere."""
+        """Return a value of the whole shape that equals x in its part and is undefined elsewhere."""
         shape, at = (*x.shape[:dim], size, *x.shape[dim + 1 :]), dim - len(x.shape)
         if x.strides[dim] == 0:
             return x.window(shape, x.strides, x.offset)

@@ -411,7 +411,7 @@ def broadcast_object_list(
     lists: list[Any] = [None] * get_world_size()
     all_gather_object(lists, object_list if get_rank() == root else [])
     if len(lists[root]) != len(object_list):
-        raise ShapeError(f"object_list has {len(object_list)} items, that of rank {root} {len(lists[root])}")
+        raise ShapeError(f"object_list has {len(object_list)} items, and rank {root} has {len(lists[root])}")
     object_list[:] = lists[root]
 
 

@@ -121,7 +121,7 @@ class Communicator:
             raise DistributedError(f"NCCL cannot allocate {nbytes} bytes: {error}", next=_LOOK) from error
 
     def map(self, pointer: int, nbytes: int, limit_s: float) -> None:
-        """Map such memory on all ranks, with equal sizes. A collective call."""
+        """Map memory from `allocate` on all ranks, with equal sizes. A collective call."""
 
         def work() -> None:
             self._driver.enter()

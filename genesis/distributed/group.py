@@ -44,7 +44,7 @@ class Group(Protocol):
         """Allocate uninitialized memory in which collectives are fastest. None if all memory is equally fast.
 
         Args:
-            size: number of elements, with the padding of each call's parts to the size of its first part.
+            size: number of elements, after each call's parts are padded to the size of its first part.
             parts: parts of each `reduce_scatter` and `all_gather` in the buffer. Only the last ones may be smaller.
         """
         return None

@@ -30,7 +30,7 @@ from genesis.errors import DistributedError, InterruptedRun, UsageError, escape
 
 # How long the other ranks may take to end after a rank that failed.
 GRACE_S = 5.0
-# After a rank that was killed, or ended before all had joined: then nothing is to be saved, and others may not see it.
+# After a rank that was killed, or ended before all had joined: nothing can be saved, and others may not detect it.
 KILLED_GRACE_S = 1.0
 # After a rank that ended because it saw another rank end.
 ECHO_GRACE_S = 2.5

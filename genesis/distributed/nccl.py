@@ -42,7 +42,7 @@ from genesis.ops.elementwise import copy
 from genesis.ops.gradients import rank_sum
 
 STAGING = 48 << 20  # bytes that are received at a time for a reduction: the size of a bucket
-LITTLE = 1 << 20  # the same if gradients and weights use mapped memory instead
+MAPPED_STAGING = 1 << 20  # the same if gradients and weights use mapped memory instead
 ABORT_S = 2.0  # time limit of an abort in seconds: kernels end at once, but NCCL waits for the end of graphs
 _ROW = 512  # alignment in bytes of a row of the staging memory
 _POLL_S = 0.001
@@ -396,7 +396,7 @@ def group_for(peers: Peers, device: Device, *, one_host: bool) -> tuple[NcclGrou
     is_mapped = one_host and peers.all("copies", has_copies)
     tuning = Tuning(cta_policy=ZERO_CTAS) if is_mapped else Tuning()
     communicator = Communicator(nccl, driver, peers.rank, peers.size, identity, peers.limit_s, tuning)
-    group = NcclGroup(peers, device, communicator, LITTLE if is_mapped else STAGING, is_mapped=is_mapped)
+    group = NcclGroup(peers, device, communicator, MAPPED_STAGING if is_mapped else STAGING, is_mapped=is_mapped)
     taken = max(0, before - driver.memory_info()[0]) / 2**20
     how = " by DMA engines" if is_mapped else ""
     return group, f"collectives: NCCL {_readable(version)}{how}, {taken:,.0f} MiB of each GPU"

@@ -420,7 +420,7 @@ def test_verify_sees_what_guards_miss() -> None:
         compiled(ramp(3))
     hidden[0] = 3.0
     compiled(ramp(3))
-    with pytest.raises(UsageError, match=r"something else .* mul\(in0, 3.0\); then .* mul\(in0, 1.0\)"):
+    with pytest.raises(UsageError, match=r"mul\(in0, 3.0\), .* mul\(in0, 1.0\)"):
         compiled(ramp(3))
 
 

@@ -96,7 +96,7 @@ SM_BYTES = 208e3  # through L2 to an SM
 L2_BYTES = 16.4e6  # through L2 to all SMs
 DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
-UNALIGNED, HALF_SECTORS = 1.59, 1.46  # more bytes of rows that begin at no multiple of 128, and of 32 bytes
+UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
 REDUCE, PART_BYTES = 3.2, 3.5e6  # the kernel that adds parts; storing and adding them
 COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
 PROMOTION = 0.084  # cycles of a warp to add an element of a sum outside the tensor cores
@@ -111,10 +111,10 @@ RESERVED = 1 << 10  # bytes of shared memory that the driver reserves for each p
 MAX_SPLIT = 32  # more parts only move more partial sums
 PROGRAMS_PER_SM = 4  # programs without tensor cores that fit on an SM; a single one leaves latency exposed
 MIN_STEPS = 16  # the fewest steps along k per part, in `few_columns`
-FEW = 64  # float32 operands with at most as many rows or columns are read MN-major in place
+FEW = 64  # float32 operands with at most this many rows or columns are read MN-major in place
 LARGE = 1 << 14  # elements of tiles that read enough for copies to aligned rows to be profitable
 MOST_CHOICES = 4096
-WASTE = 2.5  # tiles that compute so many times the elements that another tile computes are no candidates
+WASTE = 2.5  # tiles that compute more than this many times the elements of another one are excluded
 
 
 class Candidate(NamedTuple):
@@ -144,7 +144,7 @@ def ranked(p: Problem, sm_count: int, shared: int, one_chain: bool = False) -> l
     Args:
         sm_count: SMs of the device.
         shared: bytes of a program's shared memory: it limits stages, programs per SM and sizes.
-        one_chain: split no sum: an accumulator adds all steps along k in ascending order, whatever the tile.
+        one_chain: do not split sums: one accumulator adds all steps along k in ascending order, whatever the tile.
     """
     return sorted(_candidates(p, sm_count, shared, one_chain))
 
@@ -224,7 +224,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
         latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
-        """Return the time of tiles of so many steps, with their stores."""
+        """Return the time of tiles with this many steps, and of their stores."""
         time = -(-tiles // sm_count) * t.bm * t.bn * stored / STORE_BYTES
         full, rest = divmod(tiles, sm_count * per_sm)
         for count, programs in ((full, sm_count * per_sm), (rest > 0, rest)):
@@ -258,7 +258,7 @@ def _cycles(p: Problem, t: GemmTile) -> float:
     from shared memory, and take at least as long as that.
     """
     if p.kind == "float32":
-        per_thread = t.bm * t.bn / (32 * t.warps)  # loads from shared memory are an edge of these elements
+        per_thread = t.bm * t.bn / (32 * t.warps)  # elements; loads from shared memory grow with the root
         return t.bm * t.bn * t.bk / 128 * FMA_CYCLES * (1 + FMA_EDGE / per_thread**0.5)
     cycles = t.bm / 64 * t.bk * p.item / 32 * max(t.bn / 2, 1.33 * (16 + t.bn / 4))
     if p.kind == "fp8_long":
@@ -273,7 +273,7 @@ def _cycles(p: Problem, t: GemmTile) -> float:
 
 def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: int) -> GemmTile:
     """Return the tile of operands that are loaded element by element, which is bound by memory latency. It is small
-    enough for each SM to have a tile, and split along k, in parts of at least 4 steps, for each SM to have four.
+    enough that each SM has a tile, and split along k into parts of at least 4 steps, so that each SM has four.
     """
     bm, bn, bk = *(max(16, min(64, 1 << (x - 1).bit_length())) for x in (m, n)), 128 // item
     while max(bm, bn) > 32 and matrices * -(-m // bm) * -(-n // bn) < sm_count:
