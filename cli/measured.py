@@ -196,7 +196,7 @@ TYPES = "bf16 or fp32.  [default: the config's; CPU: fp32]"
 REPEATED = "What backward computes again: none, selective or full."
 RANKS = "Measure N ranks (processes of this host), each with its own batch, and one alone; all: one per GPU, or"
 SIZE = "A preset such as 0.5B, a config.json, a model folder, or quickstart."
-DEMOS = "fusion, batched, memory or access; without it they are listed."
+DEMOS = "fusion, batched, memory, access or linears; without it they are listed."
 OP = "This op alone; may be given several times."
 Fast = Annotated[bool, typer.Option("--fast", help="One size, little time for each case.")]
 WithBackward = Annotated[bool, typer.Option("--backward", help="Measure recording and the gradient, too.")]

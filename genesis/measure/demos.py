@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import genesis
-from genesis import Tensor
+from genesis import Tensor, nn
 from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.backend import CPU, Device
@@ -177,6 +178,26 @@ def access(setting: Setting) -> Iterator[Table]:
     yield Table("access", f"copies out of {width}x{width} float32", WAYS, found, notes=[note])
 
 
+def linears(setting: Setting) -> Iterator[Table]:
+    """A stack of linears with GELU at twice the width, depth or batch: does the time grow with the FLOPs?"""
+    width, depth, batch = setting.size(2048, 256, 128, 16), 4, setting.size(4096, 256, 64, 4)
+    sizes = {
+        f"{width} wide, {depth} deep, {batch} rows": (width, depth, batch),
+        "twice the width": (2 * width, depth, batch),
+        "twice the depth": (width, 2 * depth, batch),
+        "twice the batch": (width, depth, 2 * batch),
+    }
+    found, notes = list[Way](), []
+    for name, (wide, deep, rows) in sizes.items():
+        layers = [layer for _ in range(deep) for layer in (nn.Linear(wide, wide), nn.GELU())]
+        model, x = nn.Sequential(*layers).to(setting.device), genesis.randn(rows, wide, device=setting.device)
+        found += compare({name: partial(model, x)}, setting, None)
+        flops = format_ratio(wide * wide * deep * rows / (width * width * depth * batch))
+        time = format_ratio(found[-1]["time"].seconds / found[0]["time"].seconds)
+        notes.append(f"{name}: {flops}x the FLOPs, {time}x the time")
+    yield Table("linears", "a stack of linears with GELU, forward", WAYS, found, notes=notes[1:])
+
+
 DEMOS: dict[str, Callable[[Setting], Iterator[Table]]] = {
-    "fusion": fusion, "batched": batched, "memory": memory, "access": access,
+    "fusion": fusion, "batched": batched, "memory": memory, "access": access, "linears": linears,
 }  # fmt: skip
