@@ -96,7 +96,7 @@ class Opened:
             tokens[drawn.request].append(drawn.id if drawn.id is not None else -1)
         whole = time.perf_counter() - begun
         times = [a.elapsed_time(b) for a, b in itertools.pairwise(self.ends)]
-        token = statistics.median(times) / 1e3 if times else whole / case["new"]
+        token = statistics.median(times) / 1e3 if times else (whole - first) / (case["new"] - 1)
         return {"token": token, "whole": whole, "first": first, "tokens": tokens}
 
     def bytes(self, case: dict[str, Any]) -> float:
