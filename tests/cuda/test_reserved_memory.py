@@ -34,7 +34,7 @@ from genesis_models.registry import empty_model, preset
 pytestmark = pytest.mark.host
 
 MIB = 1 << 20
-CONSTANT = 128 * MIB  # two segments that are not filled to the last byte
+CONSTANT = 64 * MIB  # segments are not filled to the last byte
 LORA, DORA = AdapterConfig(r=16, alpha=32.0), AdapterConfig(r=16, alpha=32.0, use_dora=True)
 WHOLE = ModelConfig.from_dict(preset("0.5B"))
 CASES: dict[str, dict[str, Any]] = {

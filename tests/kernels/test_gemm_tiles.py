@@ -101,6 +101,16 @@ def test_long_sums_of_few_tiles_are_split() -> None:
         assert choose(problem(kind, "nt", 128, 128, 64), 132, HOPPER).split == 1, kind
 
 
+def test_parts_gain_five_percent_or_are_not_made() -> None:
+    split = 0
+    for m, n, k in itertools.product((64, 896, 2048), (128, 896, 4864), (896, 4864, 16384)):
+        found = ranked(problem("half", "nt", m, n, k), 132, HOPPER)
+        whole = min(each.us for each in found if each.schedule.split == 1)
+        assert found[0].us <= (whole / 1.05 if found[0].schedule.split > 1 else whole)
+        split += found[0].schedule.split > 1
+    assert 0 < split < 27
+
+
 def test_operands_are_copied_to_aligned_rows_where_that_is_profitable() -> None:
     assert choose(problem("half", "nt", 8192, 8192, 8008, aligned=False), 132, HOPPER).copies
     assert not choose(problem("half", "nt", 8192, 8192, 8192, aligned=False), 132, HOPPER).copies

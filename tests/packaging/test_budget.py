@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_530, ()),
     "comments": (2_420, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_750, ("tests/",)),
+    "tests": (86_760, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

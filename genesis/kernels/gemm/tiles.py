@@ -109,6 +109,7 @@ FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.15, 0.5, 0.75, 22.9e3  # withou
 MAX_IMPRECISE = 2048
 RESERVED = 1 << 10  # bytes of shared memory that the driver reserves for each program
 MAX_SPLIT = 32  # more parts only move more partial sums
+GAIN = 1.05  # the time of a GEMM in one part, relative to one in several that is worth its memory
 PROGRAMS_PER_SM = 4  # programs without tensor cores that fit on an SM; a single one leaves latency exposed
 MIN_STEPS = 16  # the fewest steps along k per part, in `few_columns`
 FEW = 64  # float32 operands with at most this many rows or columns are read MN-major in place
@@ -129,24 +130,29 @@ chosen: dict[tuple[Problem, int, int, bool], GemmTile] = {}  # choices so far, b
 
 
 def choose(p: Problem, sm_count: int, shared: int, one_chain: bool = False) -> GemmTile:
-    """Return the tile with the least predicted time; see `ranked`."""
+    """Return the first tile of `ranked`."""
     asked = (p, sm_count, shared, one_chain)
     if (tile := chosen.get(asked)) is None:
-        tile = chosen[asked] = min(_candidates(*asked)).tile
+        tile = chosen[asked] = min(_candidates(*asked), key=_worth).tile
         if len(chosen) > MOST_CHOICES:
             del chosen[next(iter(chosen))]
     return tile
 
 
 def ranked(p: Problem, sm_count: int, shared: int, one_chain: bool = False) -> list[Candidate]:
-    """Return the candidates, the fastest one first.
+    """Return the candidates, the fastest one first; parts along k have to gain 5 %.
 
     Args:
         sm_count: SMs of the device.
         shared: bytes of a program's shared memory: it limits stages, programs per SM and sizes.
         one_chain: do not split sums: one accumulator adds all steps along k in ascending order, whatever the tile.
     """
-    return sorted(_candidates(p, sm_count, shared, one_chain))
+    return sorted(_candidates(p, sm_count, shared, one_chain), key=_worth)
+
+
+def _worth(candidate: Candidate) -> float:
+    """Return the microseconds by which candidates are compared. Partial sums take memory, so they must gain `GAIN`."""
+    return candidate.us * (GAIN if candidate.schedule.split > 1 else 1)
 
 
 def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iterator[Candidate]:
