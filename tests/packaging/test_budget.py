@@ -23,8 +23,8 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "CUDA runtime and custom": (5_850, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
-    "train": (5_610, ("genesis/train/",)),
-    "data": (5_670, ("genesis/data/",)),
+    "train": (6_210, ("genesis/train/",)),
+    "data": (6_000, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_880, ("genesis/compiler/",)),
     "core and nn": (28_030, ("genesis/",)),
@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_130,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_370, ("models/", "cli/", "configs/")),
-    "docstrings": (14_530, ()),
-    "comments": (2_420, ()),
+    "models and commands": (9_620, ("models/", "cli/", "configs/")),
+    "docstrings": (14_900, ()),
+    "comments": (2_470, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (86_760, ("tests/",)),
+    "tests": (87_860, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
