@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 WHERE = "generate"  # the place that errors name
 MAX_TOKENS = 128  # the same as the schema's eval.sample_tokens
 ROWS = 16  # concurrent sequences: a CPU's matmuls gain little from more
-GPU_ROWS = 32  # the most rows that the decoding kernels take
+GPU_ROWS = 512  # the most rows that the decoding kernels take; fewer if memory is short
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,9 @@ class Reading:
 GRAIN = 256  # capacities are multiples of it
 FEWEST_KEYS = 512  # the smallest number of keys of a graph
 INPUTS = 3  # numbers for each token of a pass
-ROOM = 512 << 20  # bytes that remain free for prompts and steps
+ROOM = 512 << 20  # bytes that remain free for prompts and steps, besides the logits of all rows
+NARROW = 32  # rows that may take all memory
+SHARE = 2  # a cache of more rows takes at most 1/2 of the free memory
 KEPT = 16  # rows are kept for the next run if they take at most 1/16 of the device's memory
 ADVICE = "ask for fewer tokens, shorten the prompts, or store the cache in fp8"
 
@@ -227,6 +229,7 @@ class DeviceRows:
     Attributes:
         form: properties of the rows other than their number and capacity.
         asked: number of requested rows; `cache` has fewer if memory is short.
+        wanted: number of rows that should fit, by the free memory.
         passes: graphs of prefill passes, by key.
         inputs: buffer from which these graphs read.
         packed: buffer to which they write keys and values.
@@ -239,8 +242,9 @@ class DeviceRows:
             if lack is not None:
                 raise DeviceError(f"a KV cache in fp8 {lack}", next="leave it at auto")
         self.form = (weight.device, weight.dtype, log_probs, dtype)
-        self.asked = rows
-        self.cache = _cache(model, rows, _rounded(capacity), weight.dtype if dtype == "auto" else float8_e4m3fn)
+        kind, capacity = weight.dtype if dtype == "auto" else float8_e4m3fn, _rounded(capacity)
+        self.asked, self.wanted = rows, width(model, rows, capacity, kind)
+        self.cache = _cache(model, self.wanted, capacity, kind)
         self.state = DeviceState(self.cache.lengths, self.cache.left, vocabulary, log_probs, weight.dtype)
         self.steps: dict[tuple[int, int, bool], Step] = {}
         self.passes: dict[tuple[int, int], Callable[[], None]] = {}
@@ -317,11 +321,12 @@ def _rounded(capacity: int) -> int:
 def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCache:
     """Return a cache with as many rows as fit into memory, at most `rows`."""
     made: DeviceCache | None
-    device = _weight(model).device
+    weight = _weight(model)
+    device, logits = weight.device, model.config.vocab_size * weight.dtype.itemsize
     while True:
         try:
             made = DeviceCache(model.config, rows, capacity, dtype, device, model._rotaries)
-            if rows == 1 or has_room(device):
+            if rows == 1 or has_room(device, rows * logits):
                 return made
         except OutOfMemoryError as error:
             if rows == 1:
@@ -330,12 +335,26 @@ def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCac
         rows, made = rows // 2, None
 
 
-def has_room(device: Device) -> bool:
-    """Whether the device has memory left for prompts and steps."""
-    if device == CPU:
-        return True
-    unused = cuda.memory_reserved(device) - cuda.memory_allocated(device)
-    return cuda.mem_get_info(device)[0] + unused >= ROOM
+def width(model: CausalLM, rows: int, capacity: int, dtype: DType) -> int:
+    """Return the number of rows, at most `rows`, whose cache takes at most 1 / `SHARE` of the device's free memory.
+
+    Up to `NARROW` rows may take more.
+    """
+    device, config = _weight(model).device, model.config
+    row = 2 * config.num_hidden_layers * config.num_key_value_heads * capacity * config.head_dim * dtype.itemsize
+    while device != CPU and rows > NARROW and rows * row * SHARE > free_memory(device):
+        rows = max(rows // 2, NARROW)
+    return rows
+
+
+def free_memory(device: Device) -> int:
+    """Return the bytes of a GPU that nothing uses, including those that the allocator holds."""
+    return cuda.mem_get_info(device)[0] + cuda.memory_reserved(device) - cuda.memory_allocated(device)
+
+
+def has_room(device: Device, more: int = 0) -> bool:
+    """Whether the device has memory left for prompts and steps, and `more` bytes."""
+    return device == CPU or free_memory(device) >= ROOM + more
 
 
 # --- Rows kept for the next run ---------------------------------------------------------------------------------------
@@ -356,11 +375,11 @@ def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str)
 def keep(model: CausalLM, rows: DeviceRows) -> bool:
     """Keep rows for the next run with the model; return whether they were kept.
 
-    Rows that take much of the device's memory are not kept, nor are fewer rows than were asked for: the next run may
+    Rows that take much of the device's memory are not kept, nor are fewer rows than should fit: the next run may
     have more memory.
     """
     data = rows.cache.data
-    if rows.cache.rows < rows.asked:
+    if rows.cache.rows < rows.wanted:
         return False
     if data.is_cuda and (data.nbytes + rows.packed.nbytes) * KEPT > cuda.mem_get_info(data.device)[1]:
         return False

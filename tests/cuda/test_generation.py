@@ -121,7 +121,7 @@ def test_a_model_on_a_gpu_is_given_this_engine_which_captures_once() -> None:
         assert captured(model) == {(2, 256, False): True}
     with pytest.raises(UsageError, match="fp8 on the CPU"):
         engine_for(tiny("cpu"), requests, cache="fp8")
-    assert (engine_for(model, requests, rows=1).rows, engine_for(model, requests * 40).rows) == (1, GPU_ROWS)
+    assert (engine_for(model, requests, rows=1).rows, engine_for(model, requests * GPU_ROWS).rows) == (1, GPU_ROWS)
 
 
 class BehindDriver(HostDriver):

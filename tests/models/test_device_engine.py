@@ -332,7 +332,7 @@ def test_fewer_rows_where_a_cache_leaves_no_room_for_steps(
     model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [False, False, True]
-    monkeypatch.setattr(device_rows, "has_room", lambda device: answers.pop(0))
+    monkeypatch.setattr(device_rows, "has_room", lambda device, more: answers.pop(0))
     requests = [Request(each, GREEDY, 4) for each in prompts(5, 320, 20)]
     expected = by_request(EagerEngine(model).run(requests), 5)
     engine = DeviceEngine(model, rows=12, capacity=900)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.decode.few_rows import few_rows_linear_into, is_for_few_rows
+from genesis.kernels.decode.wide_rows import is_for_wide_rows, wide_rows_linear_into
 from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
@@ -33,6 +34,9 @@ def linear(
     if not fp8 and is_for_few_rows(x, weight):
         few_rows_linear_into(out, x, [weight], [] if bias is None else [bias], residual)
         return
+    if not fp8 and is_for_wide_rows(x, weight):
+        wide_rows_linear_into(out, x, [weight], [] if bias is None else [bias], residual)
+        return
     if is_wide_enough(fp8, out.shape[-1]):
         residual = None if residual is None else as_matrix(residual)
         rows = as_matrix(contiguous(x))
@@ -53,6 +57,9 @@ def packed_linear(
     weights, biases = split_parameters(parameters)
     if not fp8 and is_for_few_rows(x, *weights):
         few_rows_linear_into(out, x, weights, biases)
+        return
+    if not fp8 and is_for_wide_rows(x, *weights):
+        wide_rows_linear_into(out, x, weights, biases)
         return
     is_quantized = is_wide_enough(fp8, out.shape[-1])
     if is_quantized:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, few_rows_swiglu_into, is_for_few_rows
+from genesis.kernels.decode.wide_rows import is_for_wide_rows, wide_rows_swiglu_into
 from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
@@ -67,6 +68,8 @@ def norm_mlp(
         if not is_plain or not adapted_gemm_swiglu_into(*parts[:2], as_matrix(u), parts[2], *fused, operands, low_rank):
             packed_linear((gate_up, u), normed, *params, fp8=fp8, low_rank=low_rank)
             swiglu_packed(h, gate_up)
+    elif len(params) == 1 and params[0].is_contiguous and not is_quantized and is_for_wide_rows(normed, *params):
+        wide_rows_swiglu_into(*parts, params[0])
     elif is_quantized and len(params) == 1:
         quantized_gemm_swiglu_into(*parts, contiguous(params[0]))
     elif is_quantized or len(params) != 1 or not gemm_swiglu_into(*parts, params[0]):

@@ -1,0 +1,208 @@
+"""Matmuls of a step with many sequences: up to 512 rows by wgmma, in one launch with bias, residual or SwiGLU.
+
+Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; genesis/ops/swiglu.py: `swiglu_packed`.
+
+With 33 to 512 rows a matmul takes two to ten microseconds: the weight is still read at the memory's speed, but x no
+longer fits into the registers of every program, as few_rows.py needs. A program computes one tile of the result over
+all of K, so nothing is combined afterwards. It lets the next kernel start at once, prefetches its rows of W to L2 while
+the previous kernel ends, and then waits for it. `gemm/gemm.py` is for more rows and for everything else.
+
+Each result is one chain of float32 additions along K, in ascending steps of 16, and is rounded before the residual is
+added. So a row has the same bits whatever the other rows and the tile.
+
+Tiles: BM rows of x, BN rows of W (of gate and of up with SwiGLU), in steps of BK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from triton.runtime.jit import constexpr_function
+
+from genesis.array import Array
+from genesis.backend import mode
+from genesis.backend.cuda import backend_of
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
+from genesis.dtypes import bfloat16, float16, float32
+from genesis.kernels.decode.few_rows import MAX_ROWS
+from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.elements import TRITON, as_matrix, converted
+from genesis.kernels.gemm.gated import halves, swiglu
+from genesis.ops.shape import columns, contiguous
+
+WIDE_ROWS = 512  # the most rows
+SHARED = 100 << 10  # bytes of shared memory for stages: two programs fit on an SM, the next kernel's among them
+STAGES = 6  # the most stages
+PREFETCHED = 2048  # the most lines of 128 bytes that a program prefetches
+SM_BYTES, CYCLES, START = 208e3, 1515.0, 1.0  # of an H200, per microsecond; START is a program's fixed time
+
+
+class WideTile(NamedTuple):
+    """Tile of a matmul with up to 512 rows."""
+
+    bm: int  # rows of x
+    bn: int  # rows of W; with SwiGLU rows of gate and as many of up
+    bk: int  # elements along K per step
+    warps: int
+    stages: int
+
+
+_SIZES = ((64, 16, 128, 4), (64, 32, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4), (128, 64, 64, 8), (128, 128, 64, 8))
+
+
+# --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+@constexpr_function
+def prefetched_lines(k: int, rows: int) -> int:
+    """Return the lines of 128 bytes that a program prefetches of each of its rows of W, a power of 2."""
+    return min(triton.next_power_of_2((k + 63) // 64), max(PREFETCHED // rows, 1))
+
+
+@triton.jit
+def prefetch_rows(p_w, o_row, m_row, k, stride, OVERLAP: tl.constexpr, K: tl.constexpr, BN: tl.constexpr):
+    """Prefetch the beginning of BN rows of W to L2."""
+    LINES: tl.constexpr = prefetched_lines(K, BN)
+    o_line = tl.arange(0, LINES) * 64  # [LINES]
+    m = m_row[:, None] & (o_line < k)[None, :]  # [BN, LINES]
+    prefetch(p_w + o_row.to(tl.int64)[:, None] * stride + o_line[None, :], m, OVERLAP)
+
+
+@triton.jit(do_not_specialize=["m"])
+def wide_rows_kernel(p_y, p_h, d_x, d_w, p_w, p_bias, p_residual, m, n, sw, sy, K: tl.constexpr, DOT: tl.constexpr,
+                     OVERLAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
+
+    Args:
+        d_w: descriptor of W [n, K], or [2, n, K] with p_h.
+        sw: row stride of W; `sy` is that of y and of the residual.
+        m: number of rows; `n` is the number of columns, of gate alone with p_h.
+    """
+    GATED: tl.constexpr = p_h is not None
+    TYPE: tl.constexpr = p_y.dtype.element_ty
+    tiles_m = tl.cdiv(m, BM)
+    i_m, i_n = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m
+    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
+    allow_next(OVERLAP)
+    if OVERLAP:
+        m_row = (o_n < n) & (i_m == 0)  # [BN]
+        prefetch_rows(p_w, o_n, m_row, K, sw, OVERLAP, K, BN)
+        if GATED:
+            prefetch_rows(p_w, o_n + n, m_row, K, sw, OVERLAP, K, BN)
+    wait_for_previous(OVERLAP)
+    o_y = o_m.to(tl.int64)[:, None] * sy + o_n[None, :]  # [BM, BN]
+    m_y = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
+    if p_residual is not None:
+        b_residual = tl.load(p_residual + o_y, mask=m_y, other=0)  # [BM, BN], which arrives during the main loop
+    # Main loop.
+    b_acc = tl.zeros((BM, 2 * BN if GATED else BN), tl.float32)  # [BM, BN], or [BM, 2 * BN]
+    for i_k in range(0, K, BK):
+        b_x = converted(d_x.load([i_m * BM, i_k]), DOT)  # [BM, BK]
+        if GATED:
+            b_w = converted(d_w.load([0, i_n * BN, i_k]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
+        else:
+            b_w = converted(d_w.load([i_n * BN, i_k]), DOT)  # [BN, BK]
+        b_acc = tl.dot(b_x, b_w.T, b_acc)
+    # Epilogue.
+    if GATED:
+        b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
+        b_gate, b_up = converted(b_gate, TYPE), converted(b_up, TYPE)
+        tl.store(p_y + o_y, b_gate, mask=m_y)
+        tl.store(p_y + o_y + n, b_up, mask=m_y)
+        o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]  # [BM, BN]
+        tl.store(p_h + o_h, converted(swiglu(b_gate, b_up), TYPE), mask=m_y)
+    else:
+        if p_bias is not None:
+            b_acc += converted(tl.load(p_bias + o_n, mask=o_n < n, other=0), tl.float32)[None, :]
+        b_y = converted(b_acc, TYPE)  # [BM, BN]
+        if p_residual is not None:
+            b_y = converted(converted(b_y, tl.float32) + converted(b_residual, tl.float32), TYPE)
+        tl.store(p_y + o_y, b_y, mask=m_y)
+
+
+# --- Launching it -----------------------------------------------------------------------------------------------------
+
+
+def is_for_wide_rows(x: Array, *weights: Array) -> bool:
+    """Return whether the kernel supports x·Wᵀ: 33 to 512 rows of 2-byte floats that TMA can load, outside of autograd,
+    on a GPU with wgmma.
+    """
+    return (
+        not mode.grad
+        and MAX_ROWS * x.shape[-1] < x.size <= WIDE_ROWS * x.shape[-1]
+        and x.dtype in (bfloat16, float16)
+        and all(w.size and w.dtype is x.dtype and is_describable(w, w.shape, w.strides) for w in weights)
+        and is_describable(x, (x.size // x.shape[-1], x.shape[-1]), (x.shape[-1], 1))
+        and backend_of(x.device).driver.properties.capability[0] == 9
+    )
+
+
+def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
+    """Return the tile for n rows of W (of each of `parts` weights) that takes the least time on the busiest SM.
+
+    A program takes the time of its bytes through L2 or of its multiply-adds, whichever is longer, and a fixed time.
+    """
+    found = []
+    for bm, bn, bk, _ in _SIZES:
+        if bm > 64 and m <= 64:
+            continue
+        programs = triton.cdiv(m, bm) * triton.cdiv(n, bn)
+        us = k * 2 * (bm + parts * bn) / SM_BYTES
+        cycles = bm / 64 * k / 16 * max(parts * bn / 2, 1.33 * (16 + parts * bn / 4))
+        stage = 2 * bk * (bm + parts * bn)
+        stages = max(2, min(STAGES, SHARED // stage, triton.cdiv(k, bk)))
+        found.append((triton.cdiv(programs, sm_count) * (max(us, cycles / CYCLES) + START), stage, stages, bm, bn))
+    _, _, stages, bm, bn = min(found)
+    bk, warps = next(size[2:] for size in _SIZES if size[:2] == (bm, bn))
+    return WideTile(bm, bn, bk, warps, stages)
+
+
+def wide_rows_linear_into(
+    out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None
+) -> None:
+    """Compute out `[..., ΣN]` = [x·W1ᵀ + b1, …], rounded, plus the residual, with one launch per weight.
+
+    Args:
+        x: `[..., K]`, with any strides.
+        biases: one bias per weight, or empty.
+        residual: array of out's shape; only with one weight.
+    """
+    y, rows = as_matrix(out), as_matrix(contiguous(x))
+    added = None if residual is None else as_matrix(residual)
+    for i, (part, weight) in enumerate(zip(columns(y, [w.shape[0] for w in weights]), weights, strict=True)):
+        _launch(part, None, rows, weight, contiguous(biases[i]) if biases else None, added)
+
+
+def wide_rows_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: WideTile | None = None) -> None:
+    """Compute gate_up = x·weightᵀ, and h = silu(gate)·up from the rounded gate_up.
+
+    Args:
+        h: `[M, F]`, contiguous.
+        gate_up: `[M, 2·F]`, contiguous.
+        x: `[M, K]`, contiguous.
+        weight: `[2·F, K]`, contiguous: the rows of gate, then the rows of up.
+    """
+    _launch(gate_up, h, x, weight, None, None, tile)
+
+
+def _launch(
+    y: Array, h: Array | None, x: Array, weight: Array, bias: Array | None, residual: Array | None,
+    tile: WideTile | None = None,
+) -> None:  # fmt: skip
+    (m, k), parts = x.shape, 1 if h is None else 2
+    n = weight.shape[0] // parts
+    t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts)
+    w = weight if h is None else weight.view((2, n, k), (n * k, k, 1), weight.offset)
+    box = (t.bn, t.bk) if h is None else (2, t.bn, t.bk)
+    kind = float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype
+    launch(
+        wide_rows_kernel, triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), y, h,
+        Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, box), weight, bias, residual,
+        m, n, weight.strides[0], y.strides[0], K=k, DOT=TRITON[kind.name], OVERLAP=can_overlap(x), BM=t.bm, BN=t.bn,
+        BK=t.bk, num_warps=t.warps, num_stages=t.stages,
+    )  # fmt: skip
