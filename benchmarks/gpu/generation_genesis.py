@@ -17,7 +17,7 @@ import genesis_models
 from benchmarks.gpu.lora_genesis import config_of
 from genesis import cuda
 from genesis.backend import as_device
-from genesis.bench.limits import copy_rate
+from genesis.measure.limits import copy_rate
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.weights import quantize
