@@ -14,9 +14,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -44,14 +46,22 @@ class _Worker:
     def __init__(self) -> None:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", f"from {__name__} import main; main()"],
-            env={**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"},  # not one BLAS thread per core
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C must reach only the parent
-        )
+        # Triton and ptxas leave files behind when they are interrupted.
+        self.temporary = tempfile.mkdtemp(prefix="genesis-compile-")
+        # Not one BLAS thread per core.
+        environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "TMPDIR": self.temporary}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", self.temporary],
+                env=os.environ | environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C must reach only the parent
+            )
+        except OSError:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            raise
 
     def compile(self, job: bytes) -> Binary | None:
         """Compile a job; None if the worker fails. Raises OSError if the process has ended."""
@@ -73,6 +83,7 @@ class _Worker:
             if pipe:
                 with suppress(OSError):
                     pipe.close()
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 class Workers:
@@ -336,4 +347,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything printed must not reach the answers
-    serve(sys.stdin.buffer, answers)
+    try:
+        serve(sys.stdin.buffer, answers)
+    finally:
+        shutil.rmtree(sys.argv[1], ignore_errors=True)  # the parent may have been killed
