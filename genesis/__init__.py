@@ -17,6 +17,7 @@ from genesis import autograd, errors, random
 from genesis.autograd import (
     autocast,
     enable_grad,
+    exact,
     get_autocast_dtype,
     inference_mode,
     is_autocast_enabled,
@@ -111,6 +112,7 @@ __all__ = [  # noqa: PLE0604  the tables hold names
     "testing",
     "enable_grad",
     "errors",
+    "exact",
     "finfo",
     "get_autocast_dtype",
     "iinfo",

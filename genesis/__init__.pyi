@@ -27,6 +27,7 @@ from genesis.autograd.autocast import autocast as autocast
 from genesis.autograd.autocast import get_autocast_dtype as get_autocast_dtype
 from genesis.autograd.autocast import is_autocast_enabled as is_autocast_enabled
 from genesis.autograd.modes import enable_grad as enable_grad
+from genesis.autograd.modes import exact as exact
 from genesis.autograd.modes import inference_mode as inference_mode
 from genesis.autograd.modes import is_grad_enabled as is_grad_enabled
 from genesis.autograd.modes import no_grad as no_grad
@@ -245,6 +246,7 @@ __all__ = [
     "erfc_",
     "erfinv",
     "errors",
+    "exact",
     "exp",
     "exp2",
     "exp2_",

@@ -11,6 +11,7 @@ from genesis.autograd.gradcheck import gradcheck, gradgradcheck, jacobians
 from genesis.autograd.modes import (
     detect_anomaly,
     enable_grad,
+    exact,
     inference_mode,
     is_grad_enabled,
     no_grad,
@@ -31,6 +32,7 @@ __all__ = [
     "checkpoint",
     "detect_anomaly",
     "enable_grad",
+    "exact",
     "get_autocast_dtype",
     "grad",
     "gradcheck",

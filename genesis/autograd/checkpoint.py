@@ -15,8 +15,9 @@ from genesis import random
 from genesis.array import Spec
 from genesis.autograd.autocast import resumed, settings
 from genesis.autograd.graph import Saved
-from genesis.autograd.modes import enable_grad
+from genesis.autograd.modes import enable_grad, exact
 from genesis.autograd.record import TensorBase, saving_calls
+from genesis.backend import mode
 from genesis.errors import GradientError
 from genesis.random import Generator
 
@@ -41,7 +42,7 @@ class Frame:
         generators = [random.default_generator, *(g for g in arguments if isinstance(g, Generator))]
         self.rng = [(g, g.state()) for g in generators] if preserves_rng else []
         self.versions = [(t, t.array.storage.version) for t in arguments if isinstance(t, TensorBase)]
-        self.autocast = settings()
+        self.autocast, self.exact = settings(), mode.exact
         self.calls: list[Call] = []
         self.saved: dict[int, Saved] = {}
 
@@ -71,7 +72,7 @@ class Frame:
         _restore(self.rng)
         saving_calls.intercept = keep
         try:
-            with enable_grad(), resumed(self.autocast), self.context:
+            with enable_grad(), resumed(self.autocast), exact(self.exact), self.context:
                 kwargs = {name: _detached(value) for name, value in self.kwargs.items()}
                 self.function(*[_detached(a) for a in self.args], **kwargs)
         finally:

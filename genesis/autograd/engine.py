@@ -247,6 +247,7 @@ def run_backward(
     if tape_watches:
         surroundings.append(tape_watches[0].runs_backward())
     before, mode.grad = mode.grad, create_graph  # hooks and custom functions are recorded with the pass
+    was_exact, mode.exact = mode.exact, False  # gradients may be summed in any order
     try:
         if not surroundings:
             return _run_nodes(current, roots, capture)
@@ -255,7 +256,7 @@ def run_backward(
                 stack.enter_context(each)
             return _run_nodes(current, roots, capture)
     finally:
-        mode.grad = before
+        mode.grad, mode.exact = before, was_exact
 
 
 def _run_nodes(

@@ -1,4 +1,4 @@
-"""Per-thread switches of recording: no_grad, enable_grad, inference_mode, anomaly detection."""
+"""Per-thread switches: recording (no_grad, enable_grad, inference_mode), anomaly detection, exact sums."""
 
 from __future__ import annotations
 
@@ -211,3 +211,21 @@ class fixed_weights(Switch):  # noqa: N801
     """
 
     field = "fixed_weights"
+
+
+class exact(Bare):  # noqa: N801
+    """Compute every sum of the forward pass in the one order that docs/decisions/0014-exact.md states.
+
+    On a GPU, a row's results then do not depend on the other rows of a call, their number, or the length of the prompt
+    pass: a model that samples token by token gives the log-probabilities that one pass over the text gives, bit for
+    bit. This holds for bfloat16 on one GPU model with one version of Triton. Backward passes run without it, except for
+    the recomputation of checkpointed functions. `mode=False` switches it off.
+
+    Raises:
+        DTypeError: if `mode` is not a bool.
+    """
+
+    field = "exact"
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__(_as_bool("exact", mode))

@@ -43,6 +43,7 @@ class Mode(threading.local):
     anomaly = False  # nodes record their lines, and backward checks every gradient for NaN
     check_nan = True  # False: with `anomaly`, only record the lines
     fixed_weights = False  # see `genesis.autograd.modes.fixed_weights`
+    exact = False  # see `genesis.autograd.modes.exact`
 
 
 mode = Mode()

@@ -120,7 +120,7 @@ def settings_now() -> tuple[Any, ...]:
     from genesis.backend.cuda.dispatch import allow_tf32
 
     low = tuple(autocasting.low.items()) if autocasting.low else ()
-    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), low)
+    return (mode.grad, mode.fixed_weights, mode.exact, allow_tf32.on, default_dtype(), low)
 
 
 # --- One trace --------------------------------------------------------------------------------------------------------

@@ -161,9 +161,9 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
-            return (op, allow_tf32.on, mode.grad, mode.fixed_weights, x, y)
+            return (op, allow_tf32.on, mode.grad, mode.fixed_weights, mode.exact, x, y)
     # Inputs by layout or exact value, and which of them are the same array or memory.
-    parts: list[Any] = [op, allow_tf32.on, mode.grad, mode.fixed_weights]
+    parts: list[Any] = [op, allow_tf32.on, mode.grad, mode.fixed_weights, mode.exact]
     seen: list[Any] = []
     for x in inputs:
         layout = getattr(x, "layout", ABSENT)
