@@ -176,6 +176,8 @@ class Op:
         autocast_inputs: number of leading inputs that `autocast` casts; None for all.
         plain: `plain(*inputs, **attrs)` computes the outputs of an op without vjp by other ops on arrays. A second
             backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
+        formula: numpy function of the operands of an elementwise op, from which its kernel is written
+            (`genesis.ops.formula`); None if the CUDA implementation is written by hand.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
             equivalent, or if `genesis.measure.torch_peer` has a call of another form.
     """
@@ -202,6 +204,7 @@ class Op:
     autocast: Literal["", "low_precision", "fp32", "widest"] = ""
     autocast_inputs: int | None = None
     plain: Callable[..., Any] | None = None
+    formula: Callable[..., Any] | None = None
     torch: str = ""
 
     def __post_init__(self) -> None:

@@ -14,13 +14,19 @@ import importlib
 import pkgutil
 from pathlib import Path
 
+from genesis.backend.cuda.dispatch import cuda_impl, cuda_impls
+from genesis.op import registry
+
 __all__ = ["load"]
 
 
-def load(family: str) -> None:
-    """Import the file of an op family, if one exists. The import registers its CUDA implementations."""
+def load(name: str, family: str) -> None:
+    """Register the CUDA implementation of an op: import the file of its family, or generate it from its formula."""
     if family in _files():
         importlib.import_module(_files()[family])
+    op = registry.get(name)
+    if name not in cuda_impls and op is not None and op.formula is not None:
+        cuda_impl(name)(importlib.import_module(_files()["elementwise"]).implementation(op))
 
 
 @functools.cache

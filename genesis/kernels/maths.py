@@ -284,6 +284,55 @@ def root(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
+# --- Integers, with wrap-around; a division by 0 gives 0, because an error would have to wait for the GPU -------------
+
+
+@triton.jit
+def integer_floor_divide(x, y):
+    """Return floor(x / y)."""
+    safe = tl.where(y == 0, 1, y).to(x.dtype)
+    quotient = x // safe
+    quotient = (quotient - ((x % safe != 0) & ((x < 0) != (safe < 0))).to(x.dtype)).to(x.dtype)
+    return tl.where(y == 0, 0, quotient).to(x.dtype)
+
+
+@triton.jit
+def integer_remainder(x, y):
+    """Return x - y·floor(x / y), which has the sign of y."""
+    safe = tl.where(y == 0, 1, y).to(x.dtype)
+    rest = floored_remainder(x % safe, safe)
+    return tl.where(y == 0, 0, rest).to(x.dtype)
+
+
+@triton.jit
+def integer_power(x, p):
+    """Return x^p by squaring. A negative power of anything but 1 and -1 is 0."""
+    one = (x * 0 + 1).to(x.dtype)
+    result, base, left = one, x, p
+    for _ in range(x.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * base, result).to(x.dtype)
+        base = (base * base).to(x.dtype)
+        left = (left >> 1).to(x.dtype)
+    flipped = tl.where((p & 1) != 0, x, one)
+    unit = tl.where(x == 1, one, tl.where((x < 0) & (x + one == 0), flipped, 0)).to(x.dtype)
+    return tl.where(p < 0, unit, result)
+
+
+@triton.jit
+def left_shift(x, y):
+    """Return x << y. A shift by the type's width or more gives 0."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
+
+
+@triton.jit
+def right_shift(x, y):
+    """Return x >> y. A shift by the type's width or more gives 0 or -1, by the sign."""
+    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
+    gone = tl.where(x < 0, -1, 0).to(x.dtype)
+    return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), gone).to(x.dtype)
+
+
 def in_numpy(function: Callable[..., np.ndarray]) -> Callable[..., Any]:
     """Return a version of `function` that takes interpreted tiles and computes with their numpy arrays."""
 

@@ -13,19 +13,8 @@ from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, gradient_like, op, through
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
-from genesis.ops.elementwise import (
-    add,
-    erf,
-    erf_values,
-    exp,
-    le,
-    mul,
-    sigmoid,
-    sigmoid_values,
-    sub,
-    tanh,
-    where,
-)
+from genesis.ops.elementwise import erf_values, sigmoid_values
+from genesis.ops.formula import by_ops
 
 
 def _infer(name: str) -> Callable[..., Spec]:
@@ -43,11 +32,10 @@ def _activation(
     gradient: Callable[..., np.ndarray],
     flops: int,
     *,
-    plain: Callable[..., Array] | None = None,
     torch_backward: str = "",
     **facts: Any,
 ) -> Op:
-    """Register an activation and its backward op, dx = gradient(g, x); `plain(g, x)` computes it by ops on arrays."""
+    """Register an activation and its backward op, dx = gradient(g, x); `forward` and `gradient` are formulas."""
 
     def backward_reference(out: np.ndarray, g: np.ndarray, x: np.ndarray) -> None:
         sweep(gradient, out, g, x)
@@ -67,11 +55,12 @@ def _activation(
         flops=count,
         family="activation",
         elementwise=True,
-        plain=plain,
+        plain=by_ops(gradient),
+        formula=gradient,
         torch=torch_backward,
     )
 
-    facts |= {"flops": count, "family": "activation", "elementwise": True}
+    facts |= {"flops": count, "family": "activation", "elementwise": True, "formula": forward}
     return Op(name, reference, _infer(name), through(f"{name}_backward"), (0,), **facts)
 
 
@@ -85,40 +74,35 @@ def _times(derivative: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.n
 
 def _relu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """max(x, 0)."""
-    return np.maximum(x, np.zeros((), np.asarray(x).dtype), out=out)
+    return np.maximum(x, 0, out=out)
 
 
 def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """0 where x ≤ 0, g elsewhere; a product with 0 would turn an infinite g into NaN."""
-    dx = np.where(x <= 0, np.zeros((), g.dtype), g)
-    if out is None:
-        return dx
-    np.copyto(out, dx)
-    return out
+    return np.positive(np.where(x <= 0, 0.0, g), out=out)
 
 
-def _silu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x·sigmoid(x)."""
-    return np.multiply(x, sigmoid_values(x), out=out)
+def silu_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x / (1 + e^-x)."""
+    return np.divide(x, np.exp(-x) + 1, out=out)
 
 
 def _silu_derivative(x: np.ndarray) -> np.ndarray:
     """σ·(1 + x·(1 - σ))."""
-    s = np.asarray(sigmoid_values(x))
+    s = np.reciprocal(np.exp(-x) + 1)
     derivative: np.ndarray = s * (1 + x * (1 - s))
     return derivative
 
 
 def _gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x·Φ(x), Φ the normal distribution function."""
-    cdf = 0.5 * (1 + erf_values(x * np.asarray(x).dtype.type(math.sqrt(0.5))))
-    return np.multiply(x, cdf, out=out)
+    return np.multiply(x, 0.5 * (1 + erf_values(x * math.sqrt(0.5))), out=out)
 
 
 def _gelu_derivative(x: np.ndarray) -> np.ndarray:
     """Φ(x) + x·φ(x)."""
-    cdf = 0.5 * (1 + erf_values(x * x.dtype.type(math.sqrt(0.5))))
-    derivative: np.ndarray = cdf + x * np.exp(-0.5 * x * x) * x.dtype.type(1 / math.sqrt(2 * math.pi))
+    cdf = 0.5 * (1 + erf_values(x * math.sqrt(0.5)))
+    derivative: np.ndarray = cdf + x * np.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
     return derivative
 
 
@@ -127,42 +111,26 @@ _TANH_SCALE, _TANH_CUBIC = math.sqrt(2 / math.pi), 0.044715
 
 def gelu_tanh_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))) (Hendrycks & Gimpel, 2016)."""
-    inner = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+    inner = np.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
     return np.multiply(0.5 * x, 1 + inner, out=out)
 
 
 def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
     """Derivative of `gelu_tanh_values` with respect to x."""
-    t = np.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
-    derivative: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+    t = np.tanh((x + x * x * x * _TANH_CUBIC) * _TANH_SCALE)
+    derivative: np.ndarray = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * (1 + x * x * 3 * _TANH_CUBIC) * _TANH_SCALE
     return derivative
 
 
+def _swiglu_gradients(g: Any, gate: Any, up: Any) -> Any:
+    """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""
+    s = np.reciprocal(np.exp(-gate) + 1)
+    return g * (s + s * gate * (1 - s)) * up, g * (s * gate)
+
+
 # The gradients by ops on arrays, for second derivatives.
-
-
-def _silu_plain(g: Array, x: Array) -> Array:
-    s = sigmoid(x)
-    return mul(g, mul(s, add(mul(x, sub(1, s)), 1)))
-
-
-def _gelu_plain(g: Array, x: Array) -> Array:
-    cdf = mul(add(erf(mul(x, math.sqrt(0.5))), 1), 0.5)
-    density = mul(exp(mul(mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return mul(g, add(cdf, mul(x, density)))
-
-
-def gelu_tanh_plain(g: Array, x: Array) -> Array:
-    """g times the derivative of `gelu_tanh_values`."""
-    square = mul(x, x)
-    t = tanh(mul(mul(x, add(mul(square, _TANH_CUBIC), 1)), _TANH_SCALE))
-    slope = mul(add(mul(square, 3 * _TANH_CUBIC), 1), 0.5 * _TANH_SCALE)
-    return mul(g, add(mul(add(t, 1), 0.5), mul(mul(x, sub(1, mul(t, t))), slope)))
-
-
-def gated_plain(g: Array, gate: Array, up: Array) -> tuple[Array, Array]:
-    """The gradients of silu(gate)·up."""
-    return _silu_plain(mul(g, up), gate), mul(g, mul(gate, sigmoid(gate)))
+gelu_tanh_plain = by_ops(_times(gelu_tanh_derivative))
+gated_plain = by_ops(_swiglu_gradients)
 
 
 relu = _activation(
@@ -170,7 +138,6 @@ relu = _activation(
     _relu,
     _relu_gradient,
     1,
-    plain=lambda g, x: where(le(x, 0), 0.0, g),
     public="relu",
     method=True,
     module="ReLU",
@@ -178,10 +145,9 @@ relu = _activation(
 )
 silu = _activation(
     "silu",
-    _silu,
+    silu_values,
     _times(_silu_derivative),
     6,
-    plain=_silu_plain,
     public="silu",
     method=True,
     module="SiLU",
@@ -194,13 +160,10 @@ gelu = _activation(
     _gelu,
     _times(_gelu_derivative),
     24,
-    plain=_gelu_plain,
     torch="torch.nn.functional.gelu",
     torch_backward="torch.ops.aten.gelu_backward",
 )
-gelu_tanh = _activation(
-    "gelu_tanh", gelu_tanh_values, _times(gelu_tanh_derivative), 15, plain=gelu_tanh_plain, public="gelu_tanh"
-)
+gelu_tanh = _activation("gelu_tanh", gelu_tanh_values, _times(gelu_tanh_derivative), 15, public="gelu_tanh")
 
 
 def _swiglu_infer(gate: Array, up: Array) -> Spec:
@@ -217,6 +180,7 @@ def _swiglu_infer(gate: Array, up: Array) -> Spec:
     vjp=through("swiglu_backward"),
     saves=(0, 1),
     flops=lambda i, o, a: 7 * o[0].size,
+    formula=lambda gate, up: silu_values(gate) * up,
 )
 def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     """y = silu(gate)·up (Shazeer, 2020)."""
@@ -237,6 +201,7 @@ def swiglu(out: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     lambda g, gate, up: gradient_like("swiglu_backward", g, gate, up),
     flops=lambda i, o, a: 13 * o[0].size,
     plain=gated_plain,
+    formula=_swiglu_gradients,
 )
 def swiglu_backward(out: tuple[np.ndarray, np.ndarray], g: np.ndarray, gate: np.ndarray, up: np.ndarray) -> None:
     """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""

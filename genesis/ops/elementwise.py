@@ -17,6 +17,7 @@ from genesis.dtypes import BOOL, INTEGER, DType, as_dtype, bool_, default_dtype,
 from genesis.errors import DTypeError, NumericError, ShapeError
 from genesis.op import Context, Grads, Op, Vjp, op
 from genesis.ops.blocks import as_type, split, sweep
+from genesis.ops.formula import elementary
 from genesis.shapes import Shape, broadcast_shapes
 
 # --- Shape and dtype rules --------------------------------------------------------------------------------------------
@@ -137,23 +138,23 @@ _WRITTEN: dict[str, Any] = {"public": "", "method": False}
 def _unary(
     name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
-    """Register an op of one operand, whose reference sweeps `function` in the result's dtype."""
+    """Register an op of one operand with a formula, which the reference sweeps in the result's dtype."""
 
     def reference(out: np.ndarray, x: Any) -> None:
         sweep(function, out, x)
 
-    return _register(name, doc, reference, infer, vjp=vjp, **{"in_place": True, **rest})
+    return _register(name, doc, reference, infer, vjp=vjp, **{"in_place": True, "formula": function, **rest})
 
 
 def _binary(
     name: str, doc: str, infer: Callable[..., Spec], function: Callable[..., Any], vjp: Vjp | None = None, **rest: Any
 ) -> Op:
-    """Register an op of two operands, whose reference sweeps `function` in the result's dtype."""
+    """Register an op of two operands with a formula, which the reference sweeps in the result's dtype."""
 
     def reference(out: np.ndarray, x: Any, y: Any) -> None:
         sweep(function, out, x, y)
 
-    return _register(name, doc, reference, infer, vjp=vjp, **rest)
+    return _register(name, doc, reference, infer, vjp=vjp, **{"formula": function, **rest})
 
 
 def _from_x(
@@ -188,7 +189,7 @@ def _rounding(name: str, doc: str, function: Callable[..., Any]) -> Op:
     def rounded(x: Any, out: np.ndarray | None = None) -> Any:
         return np.positive(x, out=out) if x.dtype.kind in "iu" else function(x, out=out)
 
-    return _unary(name, doc, numeric(name), rounded, _no_derivative)
+    return _unary(name, doc, numeric(name), rounded, _no_derivative, formula=function)
 
 
 def _extremum(name: str, doc: str, function: Callable[..., Any], loses: Callable[[Any, Any], Array]) -> Op:
@@ -208,7 +209,7 @@ def _test(name: str, doc: str, function: Callable[..., Any]) -> Op:
         dtype = compute_type(x)
         sweep(function, out, as_type(x, dtype), dtype=dtype)
 
-    return _register(name, doc, reference, predicate)
+    return _register(name, doc, reference, predicate, formula=function)
 
 
 def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
@@ -218,7 +219,7 @@ def _comparison(name: str, doc: str, function: Callable[..., Any]) -> Op:
         dtype = compute_type(x, y)
         sweep(function, out, as_type(x, dtype), as_type(y, dtype), dtype=dtype)
 
-    return _register(name, doc, reference, predicate)
+    return _register(name, doc, reference, predicate, formula=function)
 
 
 # --- Copy, cast, fill, overwrite --------------------------------------------------------------------------------------
@@ -367,8 +368,9 @@ div = _binary(
     **_WRITTEN,
 )
 floor_divide = _binary(
-    "floor_divide", "x / y rounded down.", numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True
-)
+    "floor_divide", "x / y rounded down.", numeric("floor_divide"), _floor_divide, _no_derivative, in_place=True,
+    formula=np.floor_divide,
+)  # fmt: skip
 remainder = _binary(
     "remainder",
     "x - y·floor(x / y): it has the sign of y.",
@@ -377,6 +379,7 @@ remainder = _binary(
     _remainder_vjp,
     saves=lambda needs: (0, 1) if needs[1] else (),
     in_place=True,
+    formula=np.remainder,
 )
 pow = _binary(
     "pow",
@@ -387,6 +390,7 @@ pow = _binary(
     saves=lambda needs: (0, 1, "out") if needs[1] else (0, 1),
     flops=10,
     autocast="fp32",
+    formula=np.power,
     **_WRITTEN,
 )
 
@@ -398,6 +402,12 @@ def _lerp_vjp(ctx: Context, g: Array) -> Grads:
     return dx, mul(g, w) if ctx.needs[1] else None, mul(g, sub(end, x)) if ctx.needs[2] else None
 
 
+def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any:
+    step = end - x
+    result = np.where(np.abs(w) < 0.5, x + w * step, end - (1 - w) * step)
+    return np.positive(result, out=out)
+
+
 @op(
     "lerp",
     lerp_infer,
@@ -405,17 +415,12 @@ def _lerp_vjp(ctx: Context, g: Array) -> Grads:
     saves=lambda needs: ((0, 1) if needs[2] else ()) + ((2,) if needs[0] or needs[1] else ()),
     flops=lambda inputs, outputs, attrs: 3 * outputs[0].size,
     elementwise=True,
+    formula=_interpolate,
     torch="torch.lerp",
 )
 def lerp(out: np.ndarray, x: np.ndarray, end: Any, weight: Any) -> None:
     """y = x + w·(end - x), computed from the nearer end, as in torch, so that w = 1 gives exactly `end`."""
     sweep(_interpolate, out, x, end, weight)
-
-
-def _interpolate(x: Any, end: Any, w: Any, out: np.ndarray | None = None) -> Any:
-    step = end - x
-    result = np.where(np.abs(w) < 0.5, x + w * step, end - (1 - w) * step)
-    return np.positive(result, out=out)
 
 
 # --- Unary ------------------------------------------------------------------------------------------------------------
@@ -451,6 +456,7 @@ def _ratio(x: np.ndarray, top: tuple[float, ...], bottom: tuple[float, ...]) -> 
     return result
 
 
+@elementary
 def erf_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Return erf(x) elementwise, computed in float64."""
     z = np.abs(np.asarray(x, np.float64))
@@ -475,7 +481,7 @@ def negative_values(x: Any, out: np.ndarray | None = None) -> Any:
 
 def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
     """1 / (1 + e^-x), in the input's dtype; e^-x may overflow to inf, which correctly gives 0."""
-    y = negative_values(x, out=out)
+    y = np.multiply(x, -1.0, out=out)
     y = np.exp(y, out=out)
     y = np.add(y, 1, out=out)
     return np.reciprocal(y, out=out)
@@ -488,8 +494,8 @@ def _sign(x: Any, out: np.ndarray | None = None) -> Any:
     return np.subtract(x > 0, x < 0, out=out, dtype=x.dtype) if x.dtype.kind != "u" else np.minimum(x, 1, out=out)
 
 
-neg: Op = _unary("neg", "-x.", numeric("neg"), negative_values, lambda ctx, g: (neg(g),))
-sign = _unary("sign", "-1, 0 or 1.", common, _sign, _no_derivative)
+neg: Op = _unary("neg", "-x.", numeric("neg"), negative_values, lambda ctx, g: (neg(g),), formula=np.negative)
+sign = _unary("sign", "-1, 0 or 1.", common, _sign, _no_derivative, formula=np.sign)
 abs = _from_x("abs", "|x|.", numeric("abs"), np.abs, sign)
 square = _from_x("square", "x².", square_infer, np.square, lambda x: mul(x, 2), autocast="fp32")
 exp = _from_y("exp", "e^x.", np.exp, lambda y: y, flops=4, autocast="fp32")
@@ -505,7 +511,7 @@ sqrt = _unary(
 rsqrt = _from_y(
     "rsqrt",
     "1 / √x.",
-    lambda x, out=None: np.divide(1.0, np.sqrt(x), out=out, dtype=np.asarray(x).dtype),
+    lambda x, out=None: np.divide(1.0, np.sqrt(x), out=out),
     lambda y: mul(mul(mul(y, y), y), -0.5),
     flops=3,
     autocast="fp32",
@@ -591,7 +597,7 @@ def _where_vjp(ctx: Context, g: Array) -> Grads:
     return None, where(condition, g, 0.0) if ctx.needs[1] else None, where(condition, 0.0, g) if ctx.needs[2] else None
 
 
-@op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True, torch="torch.where")
+@op("where", _where_infer, vjp=_where_vjp, saves=(0,), elementwise=True, formula=np.where, torch="torch.where")
 def where(out: np.ndarray, condition: np.ndarray, x: Any, y: Any) -> None:
     """y = x where `condition` is true, else y."""
     split(_select, out, condition, as_type(x, out.dtype), as_type(y, out.dtype))
@@ -631,7 +637,11 @@ def _clamp_infer(x: Array, min: Any = None, max: Any = None) -> Spec:
     return numeric("clamp")(x, *(b for b in (min, max) if b is not None))
 
 
-@op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0, 1, 2), elementwise=True)
+def _clamped(x: Any, low: Any, high: Any, out: np.ndarray | None = None) -> Any:
+    return np.minimum(np.maximum(x, low), high, out=out)
+
+
+@op("clamp", _clamp_infer, vjp=_clamp_vjp, saves=(0, 1, 2), elementwise=True, formula=_clamped)
 def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> None:
     """y = min(max(x, min), max); a bound of None is open. NaN in x or in a bound gives NaN."""
     if max is None:
@@ -639,7 +649,7 @@ def clamp(out: np.ndarray, x: np.ndarray, min: Any = None, max: Any = None) -> N
     elif min is None:
         sweep(np.minimum, out, x, max)
     else:
-        sweep(lambda x, low, high, out=None: np.minimum(np.maximum(x, low), high, out=out), out, x, min, max)
+        sweep(_clamped, out, x, min, max)
 
 
 # --- Ranges -----------------------------------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ from genesis.ops.elementwise import _from_x as from_x
 from genesis.ops.elementwise import _from_y as from_y
 from genesis.ops.elementwise import _unary as unary
 from genesis.ops.elementwise import add, div, erf_values, exp, floating, mul, neg, reciprocal, rsqrt, sub
+from genesis.ops.formula import elementary
 
 # --- Numpy functions --------------------------------------------------------------------------------------------------
 
 
-def _elementwise(function: Callable[[float], float], pole: float) -> Callable[..., Any]:
-    """Return a function of Python floats over arrays; `pole` is its value where it raises ValueError."""
+def _elementwise(name: str, pole: float) -> Callable[..., Any]:
+    """Return a function of `math` over arrays; `pole` is its value where it raises ValueError."""
+    function = getattr(math, name)
 
     def one(x: float) -> float:
         try:
@@ -37,10 +39,12 @@ def _elementwise(function: Callable[[float], float], pole: float) -> Callable[..
         result = np.asarray(ufunc(x.astype(np.float64))).astype(x.dtype)
         return np.positive(result, out=out)
 
-    return values
+    values.__name__ = name
+    return elementary(values)
 
 
-erfc_values, lgamma_values = _elementwise(math.erfc, math.nan), _elementwise(math.lgamma, math.inf)
+erfc_values = _elementwise("erfc", math.nan)
+lgamma_values = _elementwise("lgamma", math.inf)
 
 # erfinv near 0 and near ±1, by powers of -log(1 - x²): M. Giles, "Approximating the erfinv function" (2010).
 _CENTRAL = (
@@ -53,6 +57,7 @@ _TAIL = (
 )  # fmt: skip
 
 
+@elementary
 def erfinv_values(x: np.ndarray, out: np.ndarray | None = None) -> Any:
     """Return the inverse of erf: Giles's approximation, improved by two of Halley's steps in float64."""
     z = np.asarray(x, np.float64)
@@ -73,40 +78,40 @@ def digamma_values(x: np.ndarray, out: np.ndarray | None = None) -> Any:
 
     As in torch, ψ(±0) is ∓∞, and a negative integer gives NaN.
     """
-    z = np.asarray(x, np.float64)
+    z = x.astype(np.float64)
     whole = (z <= 0) & (z == np.floor(z))
     inside = np.where(whole, 0.5, z)
     y = np.where(inside < 0, 1 - inside, inside)
-    shift = np.zeros_like(y)
+    shift: Any = 0.0
     for _ in range(10):
         low = y < 10
         shift = shift - np.where(low, 1 / y, 0)
         y = np.where(low, y + 1, y)
     r = 1 / (y * y)
-    series = r * (1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * 691 / 32760)))))
-    result = shift + np.log(y) - 0.5 / y - series
+    series = 1 / 12 - r * (1 / 120 - r * (1 / 252 - r * (1 / 240 - r * (1 / 132 - r * (691 / 32760)))))
+    result = shift + np.log(y) - 0.5 / y - r * series
     tangent = np.tan(math.pi * np.where(inside < 0, inside - np.trunc(inside), 0.25))
     result = np.where(inside < 0, result - math.pi / tangent, result)
-    result = np.where(whole, np.where(z == 0, np.copysign(np.inf, -z), np.nan), result)
+    result = np.where(whole, np.where(z == 0, -1 / z, np.nan), result)
     return np.positive(result.astype(x.dtype), out=out)
 
 
 def trigamma_values(x: np.ndarray, out: np.ndarray | None = None) -> Any:
     """Return ψ'(x) in float64, by the method of `digamma_values`; poles give ∞."""
-    z = np.asarray(x, np.float64)
+    z = x.astype(np.float64)
     whole = (z <= 0) & (z == np.floor(z))
     inside = np.where(whole, 0.5, z)
     y = np.where(inside < 0, 1 - inside, inside)
-    shift = np.zeros_like(y)
+    shift: Any = 0.0
     for _ in range(10):
         low = y < 10
         shift = shift + np.where(low, 1 / (y * y), 0)
         y = np.where(low, y + 1, y)
     r = 1 / (y * y)
-    series = r * (1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * 691 / 2730)))))
-    result = shift + (1 + 0.5 / y + series) / y
+    series = 1 / 6 - r * (1 / 30 - r * (1 / 42 - r * (1 / 30 - r * (5 / 66 - r * (691 / 2730)))))
+    result = shift + (1 + 0.5 / y + r * series) / y
     sine = np.sin(math.pi * np.where(inside < 0, inside - np.trunc(inside), 0.5))
-    result = np.where(inside < 0, (math.pi / sine) ** 2 - result, result)
+    result = np.where(inside < 0, math.pi**2 / (sine * sine) - result, result)
     return np.positive(np.where(whole, np.inf, result).astype(x.dtype), out=out)
 
 

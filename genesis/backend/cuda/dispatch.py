@@ -55,9 +55,9 @@ def cuda_impl_of(op: OpLike) -> CudaImpl:
 
 @functools.cache
 def cuda_impl_named(name: str, family: str) -> CudaImpl:
-    """The implementation in the module of `genesis.kernels` named `family`. Raises DeviceError without one."""
+    """The implementation that `genesis.kernels` has for the op. Raises DeviceError without one."""
     if name not in cuda_impls:
-        importlib.import_module("genesis.kernels").load(family)
+        importlib.import_module("genesis.kernels").load(name, family)
     if name not in cuda_impls:
         raise DeviceError(f"{name} has no CUDA kernel", next="move its inputs to the CPU")
     return cuda_impls[name]

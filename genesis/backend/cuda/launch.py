@@ -39,7 +39,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 
         kernel: a `triton.jit` function. Its constexpr parameters come last and are given by keyword.
         grid: programs in up to three dimensions; if one is 0, nothing is launched.
         args: arrays (passed as pointers), tensor descriptors, integers, floats (float32, or float64 as `Double`),
-            numpy's scalars, None, and tuples of integers, in the kernel's order. At least one array.
+            numpy's scalars, None, and tuples of integers or arrays, in the kernel's order. At least one array.
         cluster: size of a cluster: neighbouring programs of the first dimension that run at once and can access each
             other's shared memory. It divides that dimension; values above 1 need Hopper or newer.
         keywords: the constexpr parameters, and Triton's options num_warps, num_stages, maxnreg.
@@ -48,7 +48,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 
     if x == 0 or y == 0 or z == 0:
         return
     args = tuple([a.item() if isinstance(a, np.generic) else a for a in args])
-    arrays = [a.array if is_descriptor(a) else a for a in args if is_array(a) or is_descriptor(a)]
+    arrays = [a.array if is_descriptor(a) else a for a in memory_of(args)]
     backend = arrays[0].storage.backend
     driver = backend.driver
     if driver.prepare is not None:
@@ -59,6 +59,12 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 
     submit(kernel_launch, arrays, driver, backend.stream)
     if _BLOCKING:
         driver.synchronize_stream(backend.stream)
+
+
+def memory_of(args: Sequence[Any]) -> list[Any]:
+    """Return the arrays and descriptors among a kernel's arguments and in their tuples."""
+    values = [x for a in args for x in (a if isinstance(a, tuple) else (a,))]
+    return [x for x in values if is_array(x) or is_descriptor(x)]
 
 
 def clear(array: ArrayLike) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from genesis.backend import ArrayLike, Device
 from genesis.backend.cuda.compile import Signature, describe, is_array
 from genesis.backend.cuda.driver import Driver, Function, Grid, KernelFacts, OutOfDeviceMemory, Properties, SMFacts
-from genesis.backend.cuda.launch import OPTIONS, KernelLaunch, plain_launch, signature_of
+from genesis.backend.cuda.launch import OPTIONS, KernelLaunch, memory_of, plain_launch, signature_of
 from genesis.backend.cuda.tma import is_descriptor
 from genesis.errors import DeviceError
 
@@ -66,11 +66,13 @@ def interpreted_launch(
 ) -> KernelLaunch:
     """A launch of a Triton kernel in the interpreter."""
     describe(args)  # refuses the arguments that machine code would refuse
-    count = sum(is_array(a) or is_descriptor(a) for a in args)
+    count = len(memory_of(args))
     words = (ctypes.c_uint64 * max(count, 1))()
     numbers = iter(range(count))
 
     def value(a: Any) -> Any:
+        if isinstance(a, tuple):
+            return tuple([value(each) for each in a])
         if is_descriptor(a):
             return a.interpreted(_Pointer(words, next(numbers), a.array.dtype))
         return _Pointer(words, next(numbers), a.dtype) if is_array(a) else a
@@ -397,7 +399,7 @@ class FakeDriver(EmptyDriver):
 
 def noted_launch(name: str, grid: tuple[int, ...], args: tuple[Any, ...], note: Callable[[], None]) -> KernelLaunch:
     """A launch that accepts the addresses of its arrays and only calls `note`."""
-    count = sum(is_array(a) or is_descriptor(a) for a in args)
+    count = len(memory_of(args))
     return plain_launch(lambda stream: note(), [0] * count, count, name, grid)
 
 
