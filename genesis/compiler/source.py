@@ -30,8 +30,9 @@ from genesis.compiler.trace import Break, Fake, fake
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.pointwise import random
-from genesis.kernels.pointwise.elementwise import QUICK, Expression, expressions_of, identity, scalar_argument
+from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
 from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -310,7 +311,7 @@ class _Writer:
         arguments = [self.operand(x, call, work) for x, work in zip(expression.operands, works, strict=True)]
         text, function = arguments[0], expression.function
         shape = self.shape_of(self.group.places[call.outputs[0]])
-        if function is maths.divide and expression.work is float32:
+        if call.op.name == "div" and expression.work is float32:
             y = expression.operands[1]
             if not isinstance(y, Value) and 1e-30 < abs(y) < 1e30:
                 text = f"{text} * {self.operand(1 / y, call, float32)}"
@@ -318,7 +319,8 @@ class _Writer:
                 text = self.quotient(arguments[0], arguments[1], shape)
         elif function is not identity:
             narrow = call.outputs[0].dtype.itemsize < 4  # the result is rounded to 2 bytes at the end
-            function = QUICK.get(function, (function, function))[narrow]
+            if call.op.name in ("sigmoid", "exp"):
+                function = tile_function(call.op.name, "fast" if narrow else "quick")
             text = f"{self.function(function, call.op.name)}({', '.join(arguments)})"
         self.keep(call, text, expression.work, shape)
 

@@ -74,7 +74,7 @@ def test_cuda_runs_in_the_interpreter() -> None:
     assert (report["device"], report["device_name"]) == ("cuda:0", "Triton's interpreter")
     _, ops, kernels = (table["rows"] for table in report["tables"])
     assert ops[0]["gpu"] is None
-    assert [(row["kernel"], row["grid"], row["registers"]) for row in kernels] == [("binary_kernel", "1x1x1", None)]
+    assert [(row["kernel"], row["grid"], row["registers"]) for row in kernels] == [("flat_kernel", "1x1x1", None)]
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,13 @@ SCRIPT = """
 import json, sys, time
 from genesis.backend.cuda import compilations, compile
 from genesis.backend.cuda.compile import Signature
-from genesis.kernels.pointwise.elementwise import _add, binary_kernel
+from genesis.kernels.formulas import add_exact
+from genesis.kernels.pointwise.elementwise import flat_kernel
 import triton.language as tl
 
-types = ("*fp32:16", "*fp32:16", "*fp32:16", "i32:16", ("i32:16",), *((("constexpr", 1),),) * 3)
-constants = dict(BLOCK=1024, F=_add, INT64=False, SCALARS=0, WORK=tl.float32)
+one = (("constexpr", 1),)
+types = (("*fp32:16",), ("*fp32:16",) * 2, "i32:16", ("i32:16",), one, (one, one))
+constants = dict(BLOCK=1024, F=add_exact, INT64=False, SCALARS=0, WORK=tl.float32, FIRST=tl.float32)
 signature = Signature(types, tuple(sorted(constants.items())), (("num_warps", 4),))
 compiled = []
 original = compilations.compile_kernel
@@ -39,7 +41,7 @@ seen = []
 print(flush=True)
 sys.stdin.readline()
 with compilations.progress(lambda done, asked: seen.append((done, asked))):
-    made = compilations.compiling(binary_kernel, signature, (9, 0)).result()
+    made = compilations.compiling(flat_kernel, signature, (9, 0)).result()
 print(json.dumps(dict(compiled=len(compiled), size=len(made.image), seen=seen, name=made.name, warps=made.warps)))
 """
 

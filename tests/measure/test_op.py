@@ -120,7 +120,7 @@ def test_the_interpreter_gives_wall_time_alone() -> None:
     assert row.backward.launches == []  # a view
     row = measured("exp", (8,), device=CUDA, backward=True)
     assert row.backward is not None and row.backward.launches is not None
-    assert [each.kernel for each in row.backward.launches] == ["binary_kernel"]
+    assert [each.kernel for each in row.backward.launches] == ["flat_kernel"]
     assert row.backward.launches[0].resources is None
 
 

@@ -28,8 +28,7 @@ from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
-from genesis.kernels.pointwise.activation import sigmoid
-from genesis.kernels.pointwise.swiglu import swiglu_packed
+from genesis.kernels.pointwise.swiglu import sigmoid_fast, swiglu_packed
 from genesis.ops.low_rank import LowRank, Operands
 
 
@@ -55,7 +54,7 @@ _MEDIUM = SwigluTile(64, 64, 64, 4, 4, ctas_per_sm=2, slices=1)
 def swiglu(b_gate, b_up):
     """Return silu(gate)·up in float32, with the same operations that the backward pass recomputes it with."""
     g, u = converted(b_gate, tl.float32), converted(b_up, tl.float32)
-    return sigmoid(g, True) * g * u
+    return sigmoid_fast(g) * g * u
 
 
 @triton.jit

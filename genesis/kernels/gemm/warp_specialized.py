@@ -196,7 +196,7 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
 
 @gluon.jit
 def sigmoid(x):
-    """Return 1 / (1 + e^-x) in float32: the bits of `activation.sigmoid` for 2-byte floats above -87, and 0 below.
+    """Return 1 / (1 + e^-x) in float32: the bits of `formulas.sigmoid_fast` for 2-byte floats above -87, and 0 below.
 
     Flushing subnormals halves the instructions, to four. A subnormal is either added to 1 or is the result.
     """

@@ -1,15 +1,15 @@
-"""Elementwise ops: one kernel each for one, two and three operands, which takes the function as a constant.
+"""Elementwise ops: the kernels that compute a function of tiles, for operands of any layout.
 
-Reference: `genesis/ops/elementwise.py`, under the same names.
+Reference: `genesis/ops/elementwise.py`, under the same names. The functions are written from the formulas of op records
+(`genesis.kernels.formulas`), so an op with a formula needs no code here.
 
-Dimensions are merged first, so that operands with the same memory layout become one-dimensional and load as vectors.
-Broadcast and strided operands are read in place. Python scalars are arguments, not constants, so that a new value does
-not recompile the kernel. Tiles: BLOCK elements in row-major order.
+Dimensions are merged first. Operands with the same memory layout become one-dimensional and load as vectors. Others are
+read in tiles of rows and columns, broadcast ones in place, transposed ones along their own contiguous dimension. Python
+scalars are arguments, not constants, so that a new value does not recompile the kernel.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable
@@ -20,11 +20,11 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array
+from genesis.backend import OpLike
 from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, bool_, result_type
-from genesis.kernels import maths
 from genesis.kernels.elements import (
     TRITON,
     collapse,
@@ -35,25 +35,12 @@ from genesis.kernels.elements import (
     program_indices,
     work_type,
 )
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.gemm.copies import transposed_copy
 from genesis.ops.blocks import as_type
 from genesis.shapes import broadcast_strides
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def load_operand(p_x, i, sizes, strides, m, SCALAR: tl.constexpr, WORK: tl.constexpr):
-    """Load a tile [BLOCK] of an operand in the type WORK. A scalar fills the tile."""
-    if SCALAR:
-        return tl.full(i.shape, p_x, WORK)
-    else:
-        return converted(tl.load(p_x + offsets(i, sizes, strides), mask=m), WORK)
-
-
-@triton.jit
-def store_result(p_o, i, y, sizes, strides, m):
-    tl.store(p_o + offsets(i, sizes, strides), converted(y, p_o.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -64,30 +51,74 @@ def positions(n, BLOCK: tl.constexpr, INT64: tl.constexpr):
 
 
 @triton.jit
-def unary_kernel(p_o, p_x, n, sizes, so, sx, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
-                 INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)  # [BLOCK]
-    store_result(p_o, i, F(x), sizes, so, m)
+def apply(outs, values, F: tl.constexpr):
+    """Return the tuple of results of F, in the types of `outs`."""
+    if len(outs) == 1:
+        return (converted(F(*values), outs[0].dtype.element_ty),)
+    else:
+        results = F(*values)
+        cast = ()
+        for k in tl.static_range(len(outs)):
+            cast += (converted(results[k], outs[k].dtype.element_ty),)
+        return cast
 
 
 @triton.jit
-def binary_kernel(p_o, p_x, p_y, n, sizes, so, sx, sy, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
-                  INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, WORK)  # [BLOCK]
-    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)  # [BLOCK]
-    store_result(p_o, i, F(x, y), sizes, so, m)
+def flat_tile(outs, operands, i, m, sizes, so, strides, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
+              FIRST: tl.constexpr):  # fmt: skip
+    values = ()
+    for k in tl.static_range(len(operands)):
+        if SCALARS & (1 << k):
+            values += (tl.full(i.shape, operands[k], FIRST if k == 0 else WORK),)
+        else:
+            x = tl.load(operands[k] + offsets(i, sizes, strides[k]), mask=m)  # [BLOCK]
+            values += (converted(x, FIRST if k == 0 else WORK),)
+    results = apply(outs, values, F)
+    for k in tl.static_range(len(outs)):
+        tl.store(outs[k] + offsets(i, sizes, so), results[k], mask=m)
 
 
 @triton.jit
-def ternary_kernel(p_o, p_x, p_y, p_z, n, sizes, so, sx, sy, sz, F: tl.constexpr, SCALARS: tl.constexpr,
-                   WORK: tl.constexpr, CONDITION: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
-    x = load_operand(p_x, i, sizes, sx, m, SCALARS & 1, CONDITION)  # [BLOCK]
-    y = load_operand(p_y, i, sizes, sy, m, SCALARS & 2, WORK)  # [BLOCK]
-    z = load_operand(p_z, i, sizes, sz, m, SCALARS & 4, WORK)  # [BLOCK]
-    store_result(p_o, i, F(x, y, z), sizes, so, m)
+def flat_kernel(outs, operands, n, sizes, so, strides, F: tl.constexpr, SCALARS: tl.constexpr, WORK: tl.constexpr,
+                FIRST: tl.constexpr, INT64: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store F of the operands, in row-major order of the merged dimensions `sizes`."""
+    i = program_indices(BLOCK, INT64)  # [BLOCK]
+    # The mask of a length that is not a multiple of 16 would prevent wide loads.
+    if tl.program_id(0) < n // BLOCK:
+        flat_tile(outs, operands, i, None, sizes, so, strides, F, SCALARS, WORK, FIRST)
+    else:
+        flat_tile(outs, operands, i, i < n, sizes, so, strides, F, SCALARS, WORK, FIRST)
+
+
+@triton.jit
+def rows_kernel(outs, operands, rows_count, columns, batch, rows, so, strides, F: tl.constexpr, SCALARS: tl.constexpr,
+                WORK: tl.constexpr, FIRST: tl.constexpr, INT64: tl.constexpr, R: tl.constexpr,
+                C: tl.constexpr):  # fmt: skip
+    """Store F of the operands in tiles of rows and columns.
+
+    Args:
+        batch, rows: sizes of the merged dimensions before the columns; a tile has rows of one batch element.
+        so, strides: strides of the results and of each operand, over batch, rows and columns.
+    """
+    blocks_r, blocks_c = tl.cdiv(rows_count, R), tl.cdiv(columns, C)
+    program = tl.program_id(0)
+    b, r, c = program // (blocks_r * blocks_c), program // blocks_c % blocks_r, program % blocks_c
+    if INT64:
+        b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
+    r, c = r * R + tl.arange(0, R), c * C + tl.arange(0, C)  # [R], [C]
+    m = (r < rows_count)[:, None] & (c < columns)[None, :]  # [R, C]
+    values = ()
+    for k in tl.static_range(len(operands)):
+        if SCALARS & (1 << k):
+            values += (tl.full((R, C), operands[k], FIRST if k == 0 else WORK),)
+        else:
+            p_x = operands[k] + offsets(b, batch, strides[k][0]) + offsets(r, rows, strides[k][1])[:, None]  # [R, 1]
+            x = tl.load(p_x + (c * strides[k][2])[None, :], mask=m)  # [R, C]
+            values += (converted(x, FIRST if k == 0 else WORK),)
+    results = apply(outs, values, F)
+    o = offsets(b, batch, so[0]) + offsets(r, rows, so[1])[:, None] + (c * so[2])[None, :]  # [R, C]
+    for k in tl.static_range(len(outs)):
+        tl.store(outs[k] + o, results[k], mask=m)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
@@ -130,39 +161,56 @@ def expressions_of(implementation: Callable[..., None], *args: Any, **attrs: Any
 
 
 def elementwise(
-    function: Any, out: Array, *operands: Any, work: DType | None = None, condition_type: DType | None = None
-) -> None:
+    function: Any, out: Array | tuple[Array, ...], *operands: Any, work: DType | None = None,
+    condition_type: DType | None = None,
+) -> None:  # fmt: skip
     """Compute `out = function(*operands)` element by element, with broadcasting.
 
     Args:
-        function: function of one to three tiles, under `triton.jit`.
+        function: function of tiles, under `triton.jit`.
+        out: the result, or results with the same strides.
         operands: arrays or numbers.
         work: type of the computation; by default out's type (float32 for 2-byte floats).
-        condition_type: type of the first of three operands, if it differs.
+        condition_type: type of the first operand, if it differs.
     """
-    work = work_type(out.dtype if work is None else work)
+    outs = out if isinstance(out, tuple) else (out,)
+    y = outs[0]
+    work = work_type(y.dtype if work is None else work)
     if _expressions.collected is not None:
         _expressions.collected.append(Expression(function, operands, work, condition_type or work))
         return
     arrays = [x for x in operands if isinstance(x, Array)]
-    broadcast = [broadcast_strides(x.shape, x.strides, out.shape) for x in arrays]
-    order = sorted(range(out.ndim), key=lambda d: -out.strides[d])  # neighbours in memory are neighbours in a tile
-    sizes, so, *merged = collapse(*(tuple([each[d] for d in order]) for each in (out.shape, out.strides, *broadcast)))
+    broadcast = [broadcast_strides(x.shape, x.strides, y.shape) for x in arrays]
+    order = sorted(range(y.ndim), key=lambda d: -y.strides[d])  # neighbours in memory are neighbours in a tile
+    sizes, so, *merged = collapse(*(tuple([each[d] for d in order]) for each in (y.shape, y.strides, *broadcast)))
     array_strides = iter(merged)
     strides = [next(array_strides) if isinstance(x, Array) else (0,) * len(sizes) for x in operands]
-    values = [x if isinstance(x, Array) else scalar_argument(x, work) for x in operands]
-    scalars = sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array))
-    kernel = (unary_kernel, binary_kernel, ternary_kernel)[len(operands) - 1]
-    extra = {"CONDITION": TRITON[(condition_type or work).name]} if len(operands) == 3 else {}
-    n = out.size
-    block = 1024
+    values = tuple([x if isinstance(x, Array) else scalar_argument(x, work) for x in operands])
+    constants: dict[str, Any] = {
+        "F": function, "SCALARS": sum(1 << i for i, x in enumerate(operands) if not isinstance(x, Array)),
+        "WORK": TRITON[work.name], "FIRST": TRITON[(condition_type or work).name],
+        "INT64": needs_int64(sizes, so, *merged), "num_warps": 4,
+    }  # fmt: skip
+    if len(sizes) == 1 or sizes[-1] < 32:
+        launch(flat_kernel, triton.cdiv(y.size, 1024), outs, values, y.size, sizes, so, tuple(strides), BLOCK=1024,
+               **constants)  # fmt: skip
+        return
+    *before, columns = range(len(sizes))
+    rows = next((d for d in before for s in merged if s[d] == 1 and s[columns] > 1 and sizes[d] >= 16), None)
+    if rows is None:  # one tile may have rows of several dimensions
+        c = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-sizes[columns] // c) * c)
+        parts, tile = ([], before), (1024 // c, c)
+    else:  # tiles have 64 bytes or more along both contiguous dimensions
+        side = 32 if max(x.dtype.itemsize for x in (*outs, *arrays)) > 2 else 64
+        parts, tile = ([d for d in before if d != rows], [rows]), (side, side)
+    of_batch, of_rows = (lambda each, ds=ds: tuple([each[d] for d in ds]) for ds in parts)
+    batch, row_sizes = of_batch(sizes) or (1,), of_rows(sizes)
+    steps = [(of_batch(s) or (0,), of_rows(s), s[columns]) for s in (so, *strides)]
+    blocks = triton.cdiv(math.prod(row_sizes), tile[0]) * triton.cdiv(sizes[columns], tile[1])
     launch(
-        kernel, triton.cdiv(n, block), out, *values, n, sizes, so, *strides, F=function, SCALARS=scalars,
-        WORK=TRITON[work.name], INT64=needs_int64(sizes, so, *merged), BLOCK=block, num_warps=4, **extra,
+        rows_kernel, math.prod(batch) * blocks, outs, values, math.prod(row_sizes), sizes[columns], batch, row_sizes,
+        steps[0], tuple(steps[1:]), R=tile[0], C=tile[1], **constants,
     )  # fmt: skip
-
-
-# --- Functions of one tile --------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -170,307 +218,34 @@ def identity(x):
     return x
 
 
-@triton.jit
-def _add(x, y):
-    return x | y if x.dtype == tl.int1 else x + y
-
-
-@triton.jit
-def _sub(x, y):
-    return x - y
-
-
-@triton.jit
-def _mul(x, y):
-    return x & y if x.dtype == tl.int1 else x * y
-
-
-@triton.jit
-def _floor_divide(x, y):
-    """Return floor(x / y). An integer divided by 0 gives 0, because an error would have to wait for the GPU."""
-    if x.dtype.is_floating():
-        return maths.floor_divide(x, y)
-    else:
-        safe = tl.where(y == 0, 1, y).to(x.dtype)
-        quotient = x // safe
-        quotient = (quotient - ((x % safe != 0) & ((x < 0) != (safe < 0))).to(x.dtype)).to(x.dtype)
-        return tl.where(y == 0, 0, quotient).to(x.dtype)
-
-
-@triton.jit
-def _remainder(x, y):
-    """Return x - y·floor(x / y), which has the sign of y. An integer modulo 0 gives 0."""
-    if x.dtype.is_floating():
-        return maths.modulo(x, y)
-    else:
-        safe = tl.where(y == 0, 1, y).to(x.dtype)
-        rest = x % safe
-        rest = tl.where((rest != 0) & ((rest < 0) != (safe < 0)), rest + safe, rest)
-        return tl.where(y == 0, 0, rest).to(x.dtype)
-
-
-@triton.jit
-def _pow(x, p):
-    if x.dtype.is_floating():
-        return maths.power(x, p)
-    else:
-        return _integer_power(x, p)
-
-
-@triton.jit
-def _integer_power(x, p):
-    """Return x^p by squaring, with wrap-around. A negative power of anything but 1 and -1 is 0."""
-    one = (x * 0 + 1).to(x.dtype)
-    result, base, left = one, x, p
-    for _ in range(x.dtype.primitive_bitwidth):
-        result = tl.where((left & 1) != 0, result * base, result).to(x.dtype)
-        base = (base * base).to(x.dtype)
-        left = (left >> 1).to(x.dtype)
-    flipped = tl.where((p & 1) != 0, x, one)
-    unit = tl.where(x == 1, one, tl.where((x < 0) & (x + one == 0), flipped, 0)).to(x.dtype)
-    return tl.where(p < 0, unit, result)
-
-
-@triton.jit
-def _maximum(x, y):
-    return tl.where((x > y) | (x != x), x, y)
-
-
-@triton.jit
-def _minimum(x, y):
-    return tl.where((x < y) | (x != x), x, y)
-
-
-@triton.jit
-def _lerp(x, end, w):
-    step = end - x
-    return tl.where(tl.abs(w) < 0.5, x + w * step, end - (1 - w) * step)
-
-
-@triton.jit
-def _neg(x):
-    return x * -1.0 if x.dtype.is_floating() else 0 - x
-
-
-@triton.jit
-def _abs(x):
-    return tl.abs(x)
-
-
-@triton.jit
-def _sign(x):
-    if x.dtype == tl.int1:
-        return x
-    else:
-        return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-
-
-@triton.jit
-def _rsqrt(x):
-    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.root(x))
-
-
-@triton.jit
-def _reciprocal(x):
-    return maths.divide(tl.full(x.shape, 1, x.dtype), x)
-
-
-@triton.jit
-def _sigmoid(x):
-    return maths.divide(tl.full(x.shape, 1, x.dtype), maths.exp(-x) + 1)
-
-
-@triton.jit
-def _floor(x):
-    return maths.floor(x) if x.dtype.is_floating() else x
-
-
-@triton.jit
-def _ceil(x):
-    return maths.ceil(x) if x.dtype.is_floating() else x
-
-
-@triton.jit
-def _trunc(x):
-    return maths.trunc(x) if x.dtype.is_floating() else x
-
-
-@triton.jit
-def _round(x):
-    return maths.rint(x) if x.dtype.is_floating() else x
-
-
-@triton.jit
-def _eq(x, y):
-    return x == y
-
-
-@triton.jit
-def _ne(x, y):
-    return x != y
-
-
-@triton.jit
-def _lt(x, y):
-    return x < y
-
-
-@triton.jit
-def _le(x, y):
-    return x <= y
-
-
-@triton.jit
-def _gt(x, y):
-    return x > y
-
-
-@triton.jit
-def _ge(x, y):
-    return x >= y
-
-
-@triton.jit
-def _logical_and(x, y):
-    return (x != 0) & (y != 0)
-
-
-@triton.jit
-def _logical_or(x, y):
-    return (x != 0) | (y != 0)
-
-
-@triton.jit
-def _logical_xor(x, y):
-    return (x != 0) != (y != 0)
-
-
-@triton.jit
-def _logical_not(x):
-    return x == 0
-
-
-@triton.jit
-def _isnan(x):
-    return x != x
-
-
-@triton.jit
-def _isinf(x):
-    return tl.abs(x) == float("inf") if x.dtype.is_floating() else x != x
-
-
-@triton.jit
-def _isfinite(x):
-    return tl.abs(x) < float("inf") if x.dtype.is_floating() else x == x
-
-
-@triton.jit
-def _bitwise_and(x, y):
-    return x & y
-
-
-@triton.jit
-def _bitwise_or(x, y):
-    return x | y
-
-
-@triton.jit
-def _bitwise_xor(x, y):
-    return x ^ y
-
-
-@triton.jit
-def _bitwise_not(x):
-    return x == 0 if x.dtype == tl.int1 else ~x
-
-
-@triton.jit
-def _left_shift(x, y):
-    """Return x << y. A shift by the type's width or more gives 0."""
-    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
-    return tl.where(inside, x << tl.where(inside, y, 0).to(x.dtype), 0).to(x.dtype)
-
-
-@triton.jit
-def _right_shift(x, y):
-    """Return x >> y. A shift by the type's width or more gives 0 or -1, by the sign."""
-    inside = (y >= 0) & (y < x.dtype.primitive_bitwidth)
-    gone = tl.where(x < 0, -1, 0).to(x.dtype)
-    return tl.where(inside, x >> tl.where(inside, y, 0).to(x.dtype), gone).to(x.dtype)
-
-
-@triton.jit
-def _square(x):
-    return x * x
-
-
-@triton.jit
-def _where(condition, x, y):
-    return tl.where(condition, x, y)
-
-
-@triton.jit
-def _clamp(x, low, high):
-    return _minimum(_maximum(x, low), high)
-
-
-@triton.jit
-def _sigmoid_quick(x):
-    return 1 / (maths.exp(-x) + 1)
-
-
-@triton.jit
-def _sigmoid_fast(x):
-    return 1 / (tl.exp(-x) + 1)
-
-
-@triton.jit
-def _exp_fast(x):
-    return tl.exp(x)
-
-
-# Fast forms with errors of some ulps, for kernels of many ops: (for results of 4 bytes and more, for narrower ones).
-QUICK = {_sigmoid: (_sigmoid_quick, _sigmoid_fast), maths.exp: (maths.exp, _exp_fast)}
-
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
-# Ops that are computed in the result's type.
-VALUES = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": maths.divide, "floor_divide": _floor_divide,
-    "remainder": _remainder, "maximum": _maximum, "minimum": _minimum, "lerp": _lerp, "neg": _neg, "abs": _abs,
-    "sign": _sign, "square": _square, "exp": maths.exp, "exp2": maths.exp2, "expm1": maths.expm1, "log": maths.log,
-    "log2": maths.log2, "log10": maths.log10, "log1p": maths.log1p, "sqrt": maths.root, "rsqrt": _rsqrt,
-    "reciprocal": _reciprocal, "sin": maths.sin, "cos": maths.cos, "tan": maths.tan, "tanh": maths.tanh,
-    "sigmoid": _sigmoid, "erf": maths.erf, "floor": _floor, "ceil": _ceil, "trunc": _trunc, "round": _round,
-    "bitwise_and": _bitwise_and, "bitwise_or": _bitwise_or, "bitwise_xor": _bitwise_xor,
-    "bitwise_not": _bitwise_not, "left_shift": _left_shift, "right_shift": _right_shift,
-}  # fmt: skip
-# Ops that are computed in the operands' common type, with a bool result.
-PREDICATES = {
-    "eq": _eq, "ne": _ne, "lt": _lt, "le": _le, "gt": _gt, "ge": _ge, "logical_and": _logical_and,
-    "logical_or": _logical_or, "logical_xor": _logical_xor, "logical_not": _logical_not, "isnan": _isnan,
-    "isinf": _isinf, "isfinite": _isfinite,
-}  # fmt: skip
 
+def implementation(op: OpLike) -> Callable[..., None]:
+    """Return the CUDA implementation of an op with a formula.
 
-def _predicate(function: Any, out: Array, *operands: Any) -> None:
-    elementwise(function, out, *operands, work=result_type(operands))
+    Activations with results of 2 bytes take the fast form, since the exact one would take longer than the memory
+    traffic. Results of type bool, and several results, are computed in the common type of the operands.
+    """
 
+    def run(out: Array | tuple[Array, ...], *operands: Any) -> None:
+        first = out[0] if isinstance(out, tuple) else out
+        is_own = isinstance(out, tuple) or first.dtype is bool_
+        work = result_type(operands) if is_own else first.dtype
+        is_fast = op.family == "activation" and first.dtype.itemsize == 2
+        form = "fast" if is_fast else "bools" if work is bool_ else "exact"
+        elementwise(tile_function(op.name, form), out, *operands, work=work)
 
-for _name, _function in VALUES.items():
-    cuda_impl(_name)(functools.partial(elementwise, _function))
-for _name, _function in PREDICATES.items():
-    cuda_impl(_name)(functools.partial(_predicate, _function))
+    return run
 
 
 @cuda_impl("pow")
 def pow(out: Array, x: Any, p: Any) -> None:
     """Compute x^p. Squares, by far the most frequent powers, are products."""
     if isinstance(p, (int, float)) and p == 2:
-        elementwise(_square, out, x)
+        elementwise(tile_function("square"), out, x)
     else:
-        elementwise(_pow, out, x, p)
+        elementwise(tile_function("pow"), out, x, p)
 
 
 @cuda_impl("copy", "cast")
@@ -496,17 +271,16 @@ def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
 
 @cuda_impl("where")
 def where(out: Array, condition: Array, x: Any, y: Any) -> None:
-    elementwise(_where, out, condition, x, y, condition_type=bool_)
+    elementwise(tile_function("where"), out, condition, x, y, condition_type=bool_)
 
 
 @cuda_impl("clamp")
 def clamp(out: Array, x: Array, min: Any = None, max: Any = None) -> None:
     if min is not None and max is not None:
-        elementwise(_clamp, out, x, min, max)
-    elif max is None:
-        elementwise(_maximum, out, x, min)
+        elementwise(tile_function("clamp"), out, x, min, max)
     else:
-        elementwise(_minimum, out, x, max)
+        name, bound = ("maximum", min) if max is None else ("minimum", max)
+        elementwise(tile_function(name), out, x, bound)
 
 
 # --- Ranges, in float64 or exact integers -----------------------------------------------------------------------------

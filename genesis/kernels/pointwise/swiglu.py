@@ -25,16 +25,19 @@ from genesis.kernels.elements import (
     program_indices,
     work_type,
 )
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.gemm.copies import can_extend, concat_columns, concat_rows
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
-from genesis.kernels.pointwise.activation import gelu_tanh, gelu_tanh_derivative, gelu_tanh_fast, sigmoid
 from genesis.ops.linalg import is_wide_enough
 from genesis.ops.shape import contiguous
 from genesis.shapes import contiguous_strides, numel
 
+sigmoid, sigmoid_fast = (tile_function("sigmoid", form) for form in ("exact", "fast"))
+gelu_tanh, gelu_tanh_fast = (tile_function("gelu_tanh", form) for form in ("exact", "fast"))
+gelu_backward, gelu_backward_fast = (tile_function("gelu_tanh_backward", form) for form in ("exact", "fast"))
 TILE = 1024  # elements of each half: 16 bytes per thread in a 2-byte type
 
 
@@ -56,7 +59,7 @@ def swiglu_packed_kernel(p_y, p_x, n, half, sizes, sx, dx, GELU: tl.constexpr, F
     if GELU:
         y = (gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)) * up  # [BN, BH]
     else:
-        y = sigmoid(gate, FAST) * gate * up  # [BN, BH]
+        y = (sigmoid_fast(gate) if FAST else sigmoid(gate)) * gate * up  # [BN, BH]
     tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
@@ -73,13 +76,13 @@ def swiglu_packed_backward_kernel(p_d, p_y, p_g, p_x, n, half, sizes, sg, sx, dg
     g = converted(tl.load(p_g + o_g, mask=m, other=0), WORK)  # [BN, BH]
     if GELU:
         activated = gelu_tanh_fast(gate) if FAST else gelu_tanh(gate)
-        derivative = gelu_tanh_derivative(gate, FAST)
+        d_gate = gelu_backward_fast(g, gate) if FAST else gelu_backward(g, gate)
     else:
-        s = sigmoid(gate, FAST)
+        s = sigmoid_fast(gate) if FAST else sigmoid(gate)
         activated = s * gate
-        derivative = s + activated * (1 - s)
+        d_gate = g * (s + activated * (1 - s))
     p_gate = p_d + (2 * i_n * half)[:, None] + i_h[None, :]  # [BN, BH]
-    tl.store(p_gate, converted(g * derivative * up, p_d.dtype.element_ty), mask=m)
+    tl.store(p_gate, converted(d_gate * up, p_d.dtype.element_ty), mask=m)
     tl.store(p_gate + half, converted(g * activated, p_d.dtype.element_ty), mask=m)
     if RESULT:
         tl.store(p_y + (i_n * half)[:, None] + i_h[None, :], converted(activated * up, p_y.dtype.element_ty), mask=m)
