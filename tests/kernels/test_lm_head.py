@@ -372,13 +372,13 @@ def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: GemmTile | None
 
 
 @pytest.mark.parametrize("shape", [(700,), (35, 20)])
-@pytest.mark.parametrize("ranked", (True, False))
-def test_ids_are_sorted_in_order_of_position(ranked: bool, shape: tuple[int, ...], monkeypatch: Any) -> None:
-    monkeypatch.setattr(indexing, "RANK_SORT_MAX", 1 << 20 if ranked else 0)
+def test_ids_are_sorted_in_order_of_position(shape: tuple[int, ...]) -> None:
     ids = np.random.default_rng(3).integers(0, 50, shape)
     ids[ids > 40] = 151_935
     stored = on_device(np.asfortranarray(ids).T)  # in memory the ids are transposed
-    found = indexing._sorted_ids("embedding", stored.view(shape, stored.strides[::-1]), 151_936, 8)
+    view = stored.view(shape, stored.strides[::-1])
+    index = indexing.index_arrays("embedding", (view,), (151_936,), (1,), negative=False)
+    found = indexing.sorted_index_keys(index, 151_936, 8)
     order = np.argsort(ids.reshape(-1), kind="stable")
     np.testing.assert_array_equal(found.keys.numpy().reshape(-1), ids.reshape(-1)[order])
     assert found.order is not None

@@ -43,7 +43,6 @@ def forget_calls() -> Iterator[None]:
 
 @pytest.fixture
 def radix_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix, "RANK_SORT_MAX", 0)
     monkeypatch.setattr(radix, "MAX_LINE", 0)
     monkeypatch.setattr(radix, "TILE", 256)
     monkeypatch.setattr(radix, "COUNT_TILE", 512)

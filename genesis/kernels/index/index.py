@@ -21,11 +21,11 @@ from genesis.array import Array, empty
 from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
-from genesis.dtypes import bool_, int32
+from genesis.dtypes import bool_
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
-from genesis.kernels.elements import collapse, needs_int64, offsets, work_type
+from genesis.kernels.elements import needs_int64, offsets, work_type
 from genesis.kernels.index import segment
-from genesis.kernels.index.radix_sort import are_less, argsort_keys
+from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import (
     Rows,
     SortedKeys,
@@ -370,61 +370,13 @@ def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) ->
 # --- Embedding --------------------------------------------------------------------------------------------------------
 
 
-RANK_SORT_MAX = 8192  # the most ids that are sorted by rank; comparisons grow with their square
-EXACT = 1 << 24  # integers below this are exact in float32
-BI, BJ = 32, 256  # ids that a program ranks, and ids that it compares them with at a time
-
-
-@triton.jit
-def key_of(p_ids, p_fault, i, count, rows, site, sizes, strides):
-    """Return ids[i], or `rows` if the id is out of range (reported if `p_fault` is given), or 2^24 from `count` on."""
-    m = i < count
-    key = tl.load(p_ids + offsets(i, sizes, strides), mask=m, other=0)  # [BI] or [BJ], as i
-    good = (key >= 0) & (key < rows)
-    if p_fault is not None:
-        report_fault(p_fault, site, key, m & (good == 0))
-    return tl.where(m, tl.where(good, key, rows).to(tl.int32), 16777216)
-
-
-@triton.jit(do_not_specialize=["rows", "site"])
-def rank_ids_kernel(p_keys, p_order, p_ids, p_fault, count, rows, site, sizes, strides, BI: tl.constexpr,
-                    BJ: tl.constexpr):  # fmt: skip
-    """Sort ids and their positions stably, by rank. A program ranks BI ids; BI divides BJ."""
-    start = tl.program_id(0) * BI
-    i = start + tl.arange(0, BI)  # [BI]
-    key = key_of(p_ids, p_fault, i, count, rows, site, sizes, strides)
-    own_key = key.to(tl.float32)[:, None]  # [BI, 1]
-    own_tile = start // BJ * BJ  # start of the tile that holds these ids
-    before = tl.zeros([BI, BJ], tl.float32)  # [BI, BJ]
-    for j in range(0, count, BJ):  # smaller ids, and equal ids in earlier tiles
-        other = key_of(p_ids, None, j + tl.arange(0, BJ), count, rows, 0, sizes, strides)  # [BJ]
-        before += are_less(other.to(tl.float32)[None, :], own_key + tl.where(j < own_tile, 1.0, 0.0), True)  # [BI, BJ]
-    at = own_tile + tl.arange(0, BJ)  # [BJ]
-    other = key_of(p_ids, None, at, count, rows, 0, sizes, strides)  # [BJ]
-    before += ((other[None, :] == key[:, None]) & (at[None, :] < i[:, None])).to(tl.float32)  # [BI, BJ]
-    rank = tl.sum(before, 1).to(tl.int32)  # [BI]
-    tl.store(p_keys + rank, key, mask=i < count)
-    tl.store(p_order + rank, i, mask=i < count)
-
-
-def _sorted_ids(op: str, ids: Array, rows: int, width: int) -> SortedKeys:
-    if ids.size > RANK_SORT_MAX or rows >= EXACT:
-        return sorted_index_keys(index_arrays(op, (ids,), (rows,), (1,), negative=False), max(rows, 1), width)
-    keys, order = (empty(ids.shape, int32, ids.device) for _ in range(2))
-    sizes, strides = collapse(ids.shape, ids.strides)
-    launch(
-        rank_ids_kernel, triton.cdiv(ids.size, BI), keys, order, ids, faults.flag(ids.device), ids.size, rows,
-        faults.site(op, 0, rows), sizes, strides, BI=BI, BJ=BJ, num_warps=4,
-    )  # fmt: skip
-    return SortedKeys(keys, order, rows, width)
-
-
 def _add(op: str, target: Array, g: Array, ids: Array, add: bool) -> None:
     """Write target[ids] = g, or += g with `add`. Rows of equal ids are summed in order of position."""
     rows, width = target.shape
     if g.size:
         g_rows = rows_of(ids.shape, g.strides[:-1], (width,), target.strides[1:], g.strides[-1:])
-        scatter_add_rows(target, g, _sorted_ids(op, ids, rows, target.strides[0]), g_rows, add=add)
+        index = index_arrays(op, (ids,), (rows,), (1,), negative=False)
+        scatter_add_rows(target, g, sorted_index_keys(index, max(rows, 1), target.strides[0]), g_rows, add=add)
 
 
 @cuda_impl("embedding")

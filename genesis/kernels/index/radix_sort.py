@@ -1,27 +1,24 @@
-"""Stable sorts of lines by integer keys: a rank sort for few short lines of keys, otherwise a radix sort.
+"""Stable radix sorts of lines by integer keys.
 
 Reference: `np.argsort(keys, axis=-1, kind="stable")`; `genesis/ops/sort.py` and randperm use it.
 
-Both sorts are deterministic. A key's rank is the number of smaller keys and of equal keys before it. The radix sort
-orders by digits of 8 bits, lowest first. Each pass computes keys from values, so only values and positions move. One
+Digits of 8 bits are ordered, lowest first. Each pass computes keys from values, so only values and positions move. One
 program sorts a line of up to 8,192 elements. For longer lines, a kernel counts the digits of all passes, and each pass
 then reads and writes the line once. If only few elements are wanted, tiles of a long line are sorted first, and then
 the elements that they keep.
 
-Tiles: T elements of a line (W warps); the rank sort compares BI keys with BJ keys at a time.
+Tiles: T elements of a line (W warps).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import triton
 import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, int32, int64
 from genesis.kernels.elements import converted, offsets
@@ -29,80 +26,12 @@ from genesis.kernels.index.radix_tile import DIGITS, WARPS, count_digits, load_s
 from genesis.kernels.index.segment import index_type
 from genesis.shapes import Shape
 
-RANK_SORT_MAX = 16384  # the longest line that is sorted by rank
-COMPARISONS = 1 << 28  # the most pairs of keys that a rank sort compares
 MAX_LINE = 8192  # the longest line, of up to 4 bytes per element, that one program sorts
 MIN_TILE_RATIO = 8  # tiles are sorted first if they are at least this many times as long as the part that is kept
 TILE = 4096  # elements per program in a pass over long lines
 COUNT_TILE = 4096  # elements per program where digits are counted
 MAXNREG = 128  # registers per thread, so that two programs fit on an SM
 LOOK_BACK = tl.constexpr(8)  # states loaded at a time
-
-
-@triton.jit
-def saturating_sub(x, y):
-    """Return min(max(x - y, 0), 1). For integers in float32 this is x > y, in one instruction at full FP32 rate."""
-    x, y = tl.broadcast(x, y)
-    return tl.inline_asm_elementwise(
-        "sub.sat.f32 $0, $1, $2;", "=f,f,f", [x, y], dtype=tl.float32, is_pure=True, pack=1
-    )
-
-
-if is_interpreted():  # the interpreter has no inline assembly
-
-    def saturating_sub(x: Any, y: Any) -> Any:
-        values = np.clip(x.handle.data - y.handle.data, 0, 1)
-        return tl.tensor(type(x.handle)(values, tl.float32), tl.block_type(tl.float32, list(values.shape)))
-
-
-@triton.jit
-def are_less(x, y, FLOATS: tl.constexpr):
-    """Return 1 where x < y, otherwise 0."""
-    if FLOATS:
-        return saturating_sub(y, x)
-    else:
-        return (x < y).to(tl.int32)
-
-
-@triton.jit
-def rank_sort_kernel(
-    p_sorted, p_order, p_keys, length, blocks, FLOATS: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr
-):
-    """Store keys and their positions at their ranks. With FLOATS, keys are below 2^24 and compared as float32."""
-    line = (tl.program_id(0) // blocks).to(tl.int64) * length
-    start = (tl.program_id(0) % blocks) * BI
-    i = start + tl.arange(0, BI)  # [BI]
-    key = tl.load(p_keys + line + i, mask=i < length, other=0)  # [BI]
-    own_key = (key.to(tl.float32) if FLOATS else key)[:, None]  # [BI, 1]
-    o_j = tl.arange(0, BJ)  # [BJ]
-    before = tl.zeros([BI, BJ], tl.float32 if FLOATS else tl.int32)  # [BI, BJ], keys before each in the result
-    below = start // BJ * BJ
-    above = tl.minimum(tl.cdiv(start + BI, BJ) * BJ, length)
-    full = length // BJ * BJ
-    # Full tiles of earlier positions, where equal keys count.
-    for j in range(0, below, BJ):
-        other = tl.load(p_keys + line + j + o_j)  # [BJ]
-        other = (other.to(tl.float32) if FLOATS else other)[None, :]  # [1, BJ]
-        before += are_less(other, own_key + 1, FLOATS) if FLOATS else (other <= own_key).to(tl.int32)  # [BI, BJ]
-    # Tiles that contain the program's own positions.
-    for j in range(below, above, BJ):
-        at = j + o_j  # [BJ]
-        other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]  # [1, BJ]
-        sooner = (other < key[:, None]) | ((other == key[:, None]) & (at[None, :] < i[:, None]))  # [BI, BJ]
-        before += (sooner & (at < length)[None, :]).to(before.dtype)  # [BI, BJ]
-    # Full tiles of later positions.
-    for j in range(above, full, BJ):
-        other = tl.load(p_keys + line + j + o_j)  # [BJ]
-        before += are_less((other.to(tl.float32) if FLOATS else other)[None, :], own_key, FLOATS)  # [BI, BJ]
-    # The last, partial tile.
-    for j in range(tl.maximum(above, full), length, BJ):
-        at = j + o_j  # [BJ]
-        other = tl.load(p_keys + line + at, mask=at < length, other=0)[None, :]  # [1, BJ]
-        before += ((other < key[:, None]) & (at < length)[None, :]).to(before.dtype)  # [BI, BJ]
-    rank = tl.sum(before, 1).to(tl.int32)  # [BI]
-    if p_sorted is not None:
-        tl.store(p_sorted + line + rank, key, mask=i < length)
-    tl.store(p_order + line + rank, i, mask=i < length)
 
 
 # --- Keys -------------------------------------------------------------------------------------------------------------
@@ -364,28 +293,12 @@ def _radix_passes(
             x, old, step, sizes, strides = moved, positions, 1, (lines,), (length,)
 
 
-def rank_tile(length: int) -> tuple[int, int, int]:
-    """Return (keys per program, keys that it compares them with at a time, warps)."""
-    return (32, 256, 4) if length > 256 else (16, 64, 4)
-
-
 def argsort_keys(keys: Array, bits: int, signed: bool, keep_keys: bool = True) -> tuple[Array | None, Array]:
     """Sort each line of contiguous integers `[lines, length]` stably in ascending order. Return the sorted keys, None
     unless `keep_keys`, and each key's position in its line. Keys differ in their low `bits`, which include the sign bit
     if `signed`.
     """
     lines, length = keys.shape
-    if length <= RANK_SORT_MAX and length * length * lines <= COMPARISONS:
-        sorted_keys = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
-        order = empty(keys.shape, int32, keys.device)
-        bi, bj, warps = rank_tile(length)
-        blocks = triton.cdiv(length, bi)
-        floats = bits <= 24 and not signed and keys.dtype is int32
-        launch(
-            rank_sort_kernel, blocks * lines, sorted_keys, order, keys, length, blocks, FLOATS=floats, BI=bi, BJ=bj,
-            num_warps=warps,
-        )  # fmt: skip
-        return sorted_keys, order
     sorted_keys = empty(keys.shape, keys.dtype, keys.device) if keep_keys else None
     order = empty(keys.shape, index_type(length), keys.device)
     radix_sort(sorted_keys, order, keys, Lines(lines, length, 1, (lines,), (length,), 1), length, bits, signed, False)
