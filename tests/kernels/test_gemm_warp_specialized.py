@@ -267,7 +267,7 @@ def test_gate_and_up(m: int, n: int, k: int, dtype: DType) -> None:
     linalg.matmul_into(wanted, x, weight, transpose_b=True)
     swiglu.swiglu_packed(wanted_h, wanted)
     gate_up, h = poisoned(dtype, m, 2 * n), poisoned(dtype, m, n)
-    assert gated.gemm_swiglu_into(h, gate_up, x, weight)
+    assert warp_specialized.ws_swiglu_into(h, gate_up, x, weight)
     np.testing.assert_array_equal(gate_up.numpy(), wanted.numpy())
     close(h, wanted_h)
 

@@ -72,7 +72,9 @@ def norm_mlp(
         wide_rows_swiglu_into(*parts, params[0])
     elif is_quantized and len(params) == 1:
         quantized_gemm_swiglu_into(*parts, contiguous(params[0]))
-    elif is_quantized or len(params) != 1 or not gemm_swiglu_into(*parts, params[0]):
+    elif len(params) == 1:
+        gemm_swiglu_into(*parts, params[0])
+    else:
         packed_linear(gate_up, normed, *params, fp8=fp8)
         swiglu_packed(h, gate_up)
     # Free the normalized input before the down projection.
