@@ -63,6 +63,7 @@ class Array:
 
     def data_ptr(self) -> int:
         """Address of the first element."""
+        touch()
         return self.storage.pointer + self.offset * self.dtype.itemsize
 
     def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
@@ -81,14 +82,16 @@ class Array:
     def view_np(self) -> np.ndarray:
         """Return the elements as a numpy array over the same memory (CPU only)."""
         if self._np is None:
-            assert isinstance(self.storage, CpuStorage), "view_np of device memory"
+            storage: Any = self.storage
+            assert self.device is CPU, "view_np of device memory"
             item = self.dtype.itemsize
             strides = tuple([s * item for s in self.strides])
-            self._np = np.ndarray(self.shape, self.dtype.numpy, self.storage.block, self.offset * item, strides)
+            self._np = np.ndarray(self.shape, self.dtype.numpy, storage.block, self.offset * item, strides)
         return self._np
 
     def numpy(self) -> np.ndarray:
         """Return the elements on the host: shared memory on the CPU, a blocking copy from a device."""
+        touch()
         return backend_for(self.device).to_numpy(self)
 
     def item(self) -> Any:
@@ -118,6 +121,12 @@ def constant(x: Array) -> Array:
 
 # By thread: the trace that makes its arrays, while `genesis.compiler` traces that thread.
 makers: dict[int, Any] = {}
+
+
+def touch() -> None:
+    """Tell a trace of this thread that something besides ops reads or writes memory."""
+    if makers and (trace := makers.get(get_ident())) is not None:
+        trace.touch()
 
 
 def empty(shape: Sequence[int], dtype: DType, device: Device = CPU) -> Array:
@@ -190,13 +199,13 @@ def from_host(values: np.ndarray, dtype: DType, device: Device) -> Array:
     """Return a copy of numpy's values, cast to `dtype`, on a device."""
     array = allocated(values.shape, dtype, device)
     backend_for(device).from_numpy(values, array)
-    return _constant(array)
+    return _constant(array, is_shared=False)
 
 
-def _constant(array: Array) -> Array:
-    """Return an array with values from the host, which a traced function keeps."""
+def _constant(array: Array, is_shared: bool) -> Array:
+    """Return an array with values from the host, which a trace keeps."""
     if makers and (trace := makers.get(get_ident())) is not None:
-        trace.constants[id(array)] = array
+        return trace.keep(array, is_shared)  # type: ignore[no-any-return]
     return array
 
 
@@ -219,4 +228,4 @@ def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
     block = run.view(np.uint8) if extent else np.empty(0, np.uint8)
     array = Array(CpuStorage(block, extent * item, owner=values), values.shape, strides, dtype)
     array._np = values
-    return _constant(array)
+    return _constant(array, is_shared=True)

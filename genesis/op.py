@@ -368,9 +368,11 @@ def execute(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Out = N
 
     Adds the op's name to errors about shapes, dtypes and indices that lack it. `out` is as in a call of the op.
     """
-    if _tracers and (tracer := _tracers.get(get_ident())) is not None:
-        with tracing(None):
+    if _tracers and (tracer := _tracers.pop(thread := get_ident(), None)) is not None:
+        try:
             return tracer.call(op, inputs, attrs, out)
+        finally:
+            _tracers[thread] = tracer
     # Merge adjacent operands.
     if op.join is not None:
         inputs, attrs = op.join(inputs, attrs)

@@ -130,6 +130,11 @@ class Generator:
         base_seed, base_start, position = self._base
         return (seed - base_seed) % (1 << 64), start - base_start, position
 
+    @property
+    def is_positioned(self) -> bool:
+        """Whether a block of `positioned_by` is active."""
+        return self._base is not None
+
     def words(self) -> tuple[int, int]:
         """Return offset and seed as the signed words of a position; see `positioned_by`."""
         return self.offset, self._seed - ((self._seed >> 63) << 64)

@@ -21,10 +21,11 @@ from genesis.autograd.graph import _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.backend import CPU, Device, mode
 from genesis.compiler.graph import Value
+from genesis.compiler.lazy import Tree
 from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
 from genesis.compiler.state import ATOMS, State
-from genesis.compiler.trace import Break, Fake, Trace, fake
+from genesis.compiler.trace import Break, Lazy, Trace, active, fake
 from genesis.dtypes import default_dtype, int64
 from genesis.errors import UsageError
 from genesis.nn.module import Module, changes
@@ -227,7 +228,7 @@ def trace_call(
         fakes.append(stand_in)
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
-    with trace.active(), resumed(settings()):
+    with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: function(*args, **kwargs), trace, device)
     if changes.count != state.version or not state.holds():
         raise Break("changes what it reads: an attribute, a list or a variable")
@@ -248,12 +249,11 @@ def trace_call(
         index = next((j for j, stand_in in enumerate(fakes) if stand_in is t), None)
         if index is not None:
             outside[i] = index
-        elif not isinstance(t.array, Fake):
+        elif not isinstance(t.array, Lazy):
             known = next((k for k in state.tensors if k is t), None)
-            if known is None and id(t.array) not in trace.constants:
+            if known is None:
                 raise Break("returns a tensor that it reads from elsewhere")
-            if known is not None:
-                outside[i] = known
+            outside[i] = known
     inner = [t for i, t in enumerate(outputs) if i not in outside]
     # The tape ends at arguments and captured parameters.
     sources: list[Any] = []
@@ -263,7 +263,7 @@ def trace_call(
         leaf = edge.node.leaf() if isinstance(edge.node, AccumulateNode) else None
         if leaf is None:
             raise Break("uses a tensor that was computed outside and is not an argument")
-        if not isinstance(leaf.array, Fake):
+        if not isinstance(leaf.array, Lazy):
             trace.read(leaf.array)  # it is an input even if no op reads it
         sources.append((edge, leaf))
     captured, layouts = [], []
@@ -289,6 +289,7 @@ class Compiled:
 
     Attributes:
         entries: traces by the key of a call.
+        lazy: the ops of calls that cannot be traced.
         breaks: why calls with these keys cannot be traced.
     """
 
@@ -301,6 +302,7 @@ class Compiled:
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
+        self.lazy = Tree(self.name, schedule)
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
         compiled_functions.add(self)
@@ -330,7 +332,8 @@ class Compiled:
                 f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
                 next="remove it, or pass fullgraph=False",
             )  # fmt: skip
-        return self.function(*args, **kwargs)
+        device = next((t.array.device for t in tensors), CPU)
+        return self.lazy.run(lambda: self.function(*args, **kwargs), device)
 
     def _compare(self, entry: Entry, described: Any, tensors: list[TensorBase]) -> None:
         """Trace the function once more and compare. Raises UsageError for another graph."""
@@ -389,6 +392,7 @@ class Compiled:
         """Forget all traces."""
         self.entries.clear()
         self.breaks.clear()
+        self.lazy = Tree(self.name, self.schedule)
         self.is_full = False
 
 

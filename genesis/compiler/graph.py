@@ -6,12 +6,13 @@ is a value that names its `root`, the value whose memory it views.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from genesis.backend import Device
 from genesis.dtypes import DType
-from genesis.op import Op
+from genesis.op import Op, registry
 from genesis.shapes import Shape, numel
 
 
@@ -61,7 +62,6 @@ class Call:
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
     outputs: tuple[Value, ...] = ()
-    line: str = ""  # of the user's program
 
     @property
     def reads(self) -> list[Value]:
@@ -115,6 +115,19 @@ class Graph:
                 kept.append(call)
         return Graph(self.inputs, kept[::-1], self.outputs, self.writes)
 
+    def with_own_memory(self, storages: Sequence[int]) -> Graph:
+        """Return the graph with copies of the first outputs that share a root, although their `storages` differ."""
+        first: dict[Value, int] = {}
+        calls, outputs = list(self.calls), list(self.outputs)
+        for i, (v, storage) in enumerate(zip(outputs, storages, strict=False)):
+            x = v.root
+            if x.call is not None and first.setdefault(x, storage) != storage:
+                copied = Value(x.shape, x.strides, x.dtype, x.device)
+                copied.call = Call(registry["copy"], (x,), {}, (copied,))
+                calls.append(copied.call)
+                outputs[i] = copied.window(v.shape, v.strides, v.offset)
+        return Graph(self.inputs, calls, outputs, self.writes)
+
     def without_common_calls(self) -> Graph:
         """Return the graph with one call in place of equal ones."""
         from genesis.backend.cuda.dispatch import exact, is_value
@@ -143,7 +156,7 @@ class Graph:
             if key in first:
                 same.update(zip(call.outputs, first[key].outputs, strict=True))
                 continue
-            renewed = Call(call.op, inputs, call.attrs, call.outputs, call.line)
+            renewed = Call(call.op, inputs, call.attrs, call.outputs)
             for output in call.outputs:
                 output.call = renewed
             first[key] = renewed

@@ -92,7 +92,10 @@ class Program:
 
     def run(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """Run all steps."""
-        roots: Arrays = dict(zip(self.inputs, inputs, strict=True))
+        # A saved result of forward may be flat, like the memory of a strided output below.
+        roots: Arrays = {
+            v: x if x.shape == v.shape else x.view(v.shape, v.strides) for v, x in zip(self.inputs, inputs, strict=True)
+        }
         for value, array in zip(self.results, outputs, strict=True):
             roots[value] = array if is_plain(value) else array.view(value.shape, value.strides)
         roots.update({new: roots[old] for new, old in self.in_place.items()})

@@ -19,7 +19,7 @@ from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
 from genesis.compiler.program import Program
 from genesis.compiler.replay import Replayed
-from genesis.compiler.trace import Break, Trace, fake
+from genesis.compiler.trace import Break, Trace, active, fake
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, execute
 
@@ -44,6 +44,7 @@ class Region:
     ) -> None:  # fmt: skip
         forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
+        storages = [id(t.array.storage) for t in outputs]
         calls = list(forward.calls)
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
         writes = [*forward.writes, *trace.changed()]
@@ -56,18 +57,20 @@ class Region:
         arguments = list(forward.inputs)
         if not self.differentiable:
             inputs = [*arguments, *(value for _, value in trace.captured)]
-            first = Graph(inputs, calls, values, writes).without_common_calls().without_dead_calls()
+            first = Graph(inputs, calls, values, writes).without_common_calls()
+            first = first.with_own_memory(storages).without_dead_calls()
             values = first.outputs
         else:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
             inputs = [*arguments, *(value for _, value in trace.captured)]
             results = [*values, *(g for g in grads if g is not None)]
             joint = Graph([*inputs, *seeds], forward.calls, results).without_common_calls()
+            joint = joint.with_own_memory(storages)
             values, self.gradient_values = joint.outputs[: len(values)], joint.outputs[len(values) :]
             saved, later = saved_values(joint, inputs, values, self.gradient_values)
             first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
             self.backward_program = schedule(Graph([*saved, *seeds], later, self.gradient_values))
-            self.backward = _op(f"{name} backward", self.backward_program)
+            self.backward = region_op(f"{name} backward", self.backward_program)
             self.gradients = [g is not None for g in grads]
         self.program = schedule(first)
         self.values, self.inputs = values, inputs
@@ -75,7 +78,7 @@ class Region:
         self.outputs = [(own.get(v.root), v) for v in values]  # None: a view of an input
         # Backward reads inputs and outputs; the vjp takes them in this order.
         self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
-        self.forward = _op(name, self.program, self._vjp if self.backward else None, self.saved)
+        self.forward = region_op(name, self.program, self._vjp if self.backward else None, self.saved)
         self.run_forward = Replayed(self.forward, self.program) if replays else partial(_run, self.forward)
         if self.backward is not None:
             self.run_backward = (
@@ -150,7 +153,7 @@ def _backward(
     """Trace the backward pass; return the values of the incoming and of the resulting gradients."""
     from genesis.autograd.engine import run_backward
 
-    with trace.active():
+    with active(trace):
         seeds = [trace.input(_contiguous_like(t.array)) for t in outputs]
         roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
         grads = run_backward(roots, retain_graph=True, capture=list(sources))
@@ -163,7 +166,7 @@ def _contiguous_like(x: Array) -> Array:
     return fake(Value(x.shape, contiguous_strides(x.shape), x.dtype, x.device))
 
 
-def _op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str, int]] = ()) -> Op:
+def region_op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str, int]] = ()) -> Op:
     """Return an op that runs a program."""
     specs = program.specs()
 

@@ -26,7 +26,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.compiler.fuse import REDUCTIONS, ROW_LIMIT, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
 from genesis.compiler.program import run_op
-from genesis.compiler.trace import Break, Fake, fake
+from genesis.compiler.trace import Break, fake
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
@@ -74,7 +74,7 @@ def expression_of(call: Call) -> Expression | None:
     return found[0]._replace(operands=operands)
 
 
-def _shaped(v: Value) -> Fake:
+def _shaped(v: Value) -> Array:
     """An array with the layout of a value."""
     root = fake(Value(v.shape, v.strides, v.dtype, v.device))
     return root

@@ -5,10 +5,13 @@ A function that needs a value in memory, such as `item()`, cannot be traced: `Br
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, NoReturn
+from typing import Any
+
+import numpy as np
 
 from genesis import array as arrays
 from genesis.array import Array, Spec
@@ -17,7 +20,7 @@ from genesis.backend import Backend, Device, backend_for
 from genesis.compiler.decompose import decomposition
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import DType
-from genesis.op import Op, common_device, registry, tracing
+from genesis.op import Op, common_device, current_tracer, registry, tracing
 from genesis.shapes import Shape, contiguous_strides, is_dense
 
 
@@ -34,61 +37,84 @@ class Break(BaseException):
         self.reason, self.line = reason, line or calling_line()
 
 
-class FakeStorage:
-    """Memory that does not exist. `value` is what it holds at this point of the trace."""
+class Pending:
+    """Memory that does not exist yet; afterwards, attributes are those of the `real` storage.
 
-    __slots__ = ("device", "nbytes", "value", "version")
+    Attributes:
+        value: what a `Trace` knows about it, the value that it holds at this point; of a lazy piece, its slot.
+        pieces: the lazy recorder that can run the ops that compute it; None in a trace, where reading it is a break.
+        arrays: the arrays over it.
+    """
 
-    def __init__(self, device: Device, nbytes: int, value: Value | None = None) -> None:
-        self.device, self.nbytes, self.value = device, nbytes, value
-        self.version = 0
+    __slots__ = ("__weakref__", "arrays", "changes", "device", "nbytes", "pieces", "real", "value")
+    owner = True  # the backward engine must not take this memory over
+
+    def __init__(self, device: Device, nbytes: int, value: Any, pieces: Any = None) -> None:
+        self.device, self.nbytes, self.value, self.pieces = device, nbytes, value, pieces
+        self.arrays: list[weakref.ref[Array]] = []
+        self.changes = 0
+        self.real: Any = None
 
     @property
     def backend(self) -> Backend:
         return backend_for(self.device)
 
     @property
-    def pointer(self) -> int:
-        raise Break("reads the address of a tensor")
+    def version(self) -> int:
+        return self.changes if self.real is None else self.real.version
 
-    @property
-    def block(self) -> NoReturn:
-        raise Break("reads values on the host")
+    @version.setter
+    def version(self, version: int) -> None:
+        if self.real is None:
+            self.changes = version
+        else:
+            self.real.version = version
+
+    def __getattr__(self, name: str) -> Any:
+        if self.real is None:
+            if self.pieces is None:
+                raise Break("reads values on the host")
+            self.pieces.flush("reads values on the host")
+        return getattr(self.real, name)
+
+    def become(self, real: Any) -> None:
+        """Continue in memory that exists, and so do all arrays over this storage."""
+        real.version, self.real = self.changes, real
+        for each in self.arrays:
+            if (array := each()) is not None:
+                array.storage, array.__class__ = real, Array
 
 
-class Fake(Array):
-    """An array over a `FakeStorage`."""
+class Lazy(Array):
+    """An array over a `Pending` storage; it becomes an `Array` when its memory exists."""
 
     __slots__ = ()
 
     def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
         """Return another window on the same storage."""
-        start = self.offset if offset is None else offset
-        return Fake(self.storage, shape, strides, self.dtype, self.device, start)
+        return lazy(Array.view(self, shape, strides, offset))
 
-    def like(self, storage: Any) -> Array:
-        raise Break("needs memory of a device")
-
-    def data_ptr(self) -> int:
-        raise Break("reads the address of a tensor")
-
-    def _read(self) -> NoReturn:
-        raise Break("reads values on the host")
-
-    view_np = numpy = item = _read
+    def view_np(self) -> np.ndarray:
+        _ = self.storage.pointer  # runs the ops that compute it
+        return Array.view_np(self)
 
 
-def fake(value: Value) -> Fake:
+def lazy(x: Array) -> Array:
+    """Return an array; one over a `Pending` storage will become real with it."""
+    storage: Any = x.storage
+    if storage.__class__ is Pending and x.__class__ is Array:
+        if storage.real is None:
+            x.__class__ = Lazy
+            storage.arrays.append(weakref.ref(x))
+        else:
+            x.storage = storage.real
+    return x
+
+
+def fake(value: Value) -> Array:
     """Return an array that holds `value`, which must not be a view."""
-    storage = FakeStorage(value.device, value.nbytes, value)
-    return Fake(storage, value.shape, value.strides, value.dtype, value.device)
-
-
-def as_fake(x: Array) -> Array:
-    """Return an array over a `FakeStorage` as a `Fake`."""
-    if isinstance(x, Fake) or not isinstance(x.storage, FakeStorage):
-        return x
-    return Fake(x.storage, x.shape, x.strides, x.dtype, x.device, x.offset)
+    storage: Any = Pending(value.device, value.nbytes, value)
+    return Lazy(storage, value.shape, value.strides, value.dtype, value.device)
 
 
 class Trace:
@@ -112,18 +138,30 @@ class Trace:
         self._slots: dict[int, list[int]] = {}  # indices into `captured` by storage
         self._now: list[Value] = []  # what each captured array holds at this point
 
-    def input(self, like: Array) -> Fake:
+    def input(self, like: Array) -> Array:
         """Add an input with the layout of an array."""
         value = Value(like.shape, like.strides, like.dtype, like.device)
         self.graph.inputs.append(value)
         return fake(value)
 
-    def new(self, shape: Shape, dtype: DType, device: Device) -> Fake:
+    def new(self, shape: Shape, dtype: DType, device: Device) -> Array:
         """Return an array with undefined contents."""
         shape = tuple(int(s) for s in shape)
         like = Value(shape, contiguous_strides(shape), dtype, device)
         attrs = {"value": 0, "shape": shape, "dtype": dtype}
-        return fake(self._add(registry["fill"], (), attrs, (like,), "")[0])
+        return fake(self._add(registry["fill"], (), attrs, (like,))[0])
+
+    def keep(self, x: Array, is_shared: bool) -> Array:
+        """Return an array that the function makes from numbers; `is_shared` if numpy arrays share its memory."""
+        if current_tracer() is not self:
+            return x
+        self.constants[id(x)] = x
+        return x if is_shared else registry["copy"](x)
+
+    def touch(self) -> None:
+        """Raise Break, because the host reads or writes memory."""
+        if current_tracer() is self:
+            raise Break("reads values on the host")
 
     # --- Reading and writing arrays -----------------------------------------------------------------------------------
 
@@ -132,18 +170,20 @@ class Trace:
         root, offset = self._place(x)
         return root.window(x.shape, x.strides, offset)
 
-    def write(self, x: Array, value: Value, line: str = "") -> None:
+    def write(self, x: Array, value: Value) -> None:
         """Record that an array now holds `value`, which has its shape and dtype."""
         root, offset = self._place(x)
         covers = offset == 0 and x.size == root.size and is_dense(x.shape, x.strides)
         if (x.shape, x.strides, offset) != (root.shape, root.strides, 0) and not covers:
             attrs = {"shape": x.shape, "strides": x.strides, "offset": offset}
-            value = self._add(registry["as_strided_scatter"], (root, value), attrs, (root,), line)[0]
-        if isinstance(x.storage, FakeStorage):
+            value = self._add(registry["as_strided_scatter"], (root, value), attrs, (root,))[0]
+        if isinstance(x.storage, Pending):
             x.storage.version += 1
             x.storage.value = value
             return
         index = self._slot(x)
+        if id(self.captured[index][0]) in self.constants:
+            raise Break("changes memory of a numpy array")
         others = [self.captured[i][0] for i in self._slots[id(x.storage)] if i != index]
         if any(overlap(other, self.captured[index][0]) for other in others):
             raise Break("changes memory that it also reads through another view")
@@ -151,7 +191,7 @@ class Trace:
 
     def _place(self, x: Array) -> tuple[Value, int]:
         """Return the root value that an array views, and the offset of its first element."""
-        if isinstance(x.storage, FakeStorage):
+        if isinstance(x.storage, Pending):
             value = x.storage.value
             assert value is not None
             return value, x.offset
@@ -174,10 +214,10 @@ class Trace:
         return slots[-1]
 
     def _add(
-        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], like: tuple[Value, ...], line: str
+        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], like: tuple[Value, ...]
     ) -> tuple[Value, ...]:
         """Add a call whose outputs have the layouts of `like`."""
-        call = Call(op, inputs, attrs, line=line)
+        call = Call(op, inputs, attrs)
         call.outputs = tuple(Value(v.shape, v.strides, v.dtype, v.device, call) for v in like)
         self.graph.calls.append(call)
         return call.outputs
@@ -187,13 +227,12 @@ class Trace:
     def call(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
         """Record a call and return arrays without memory. Raises Break for an op that a graph cannot hold."""
         if op.view is not None:
-            return (as_fake(op.view(*inputs, **attrs)),)
+            return (lazy(op.view(*inputs, **attrs)),)
         if out is None and (simple := decomposition(op.name, inputs, attrs)) is not None:
             with tracing(self):
                 return (simple(*inputs, **attrs),)
         if op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
-        line = calling_line()
         attrs = dict(attrs)
         given = out if isinstance(out, tuple) else None if out is None else (out,)
         arrays_given = tuple(o for o in given or () if o is not None)
@@ -208,7 +247,7 @@ class Trace:
             fits = target is not None and target.dtype is like.dtype and target.shape == like.shape
             if fits and (op.elementwise or target.is_contiguous):
                 like.strides = target.strides
-        outputs = self._add(op, values, attrs, tuple(likes), line)
+        outputs = self._add(op, values, attrs, tuple(likes))
         for i, value in enumerate(outputs):
             target = given[i] if given is not None else None
             if target is None:
@@ -216,26 +255,30 @@ class Trace:
                 continue
             if (target.dtype, target.strides) != (value.dtype, value.strides):
                 like = Value(target.shape, target.strides, target.dtype, device)
-                value = self._add(registry["cast"], (value,), {"dtype": target.dtype}, (like,), line)[0]
-            self.write(target, value, line)
+                value = self._add(registry["cast"], (value,), {"dtype": target.dtype}, (like,))[0]
+            self.write(target, value)
             results.append(target)
         return tuple(results)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Trace the ops of this thread inside the block."""
-        thread = get_ident()
-        arrays.makers[thread] = self
-        try:
-            with tracing(self):
-                yield
-        finally:
-            del arrays.makers[thread]
 
     def changed(self) -> list[tuple[Value, Value]]:
         """The captured arrays that the function changed, as pairs of their first and last value."""
         pairs = zip(self.captured, self._now, strict=True)
         return [(old, new.window(old.shape, old.strides, 0)) for (_, old), new in pairs if old is not new]
+
+
+@contextmanager
+def active(tracer: Any) -> Iterator[None]:
+    """Let a trace record the ops of this thread, and make its arrays, inside the block."""
+    thread = get_ident()
+    outer = arrays.makers.get(thread)
+    arrays.makers[thread] = tracer
+    try:
+        with tracing(tracer):
+            yield
+    finally:
+        del arrays.makers[thread]
+        if outer is not None:
+            arrays.makers[thread] = outer
 
 
 def _extent(x: Array) -> tuple[int, int]:

@@ -104,7 +104,7 @@ class Windows:
         self.is_point = is_point
         for call in graph.calls:
             inputs = tuple(self.narrow(x) if isinstance(x, Value) else x for x in call.inputs)
-            call = self._picked(self._placed(Call(call.op, inputs, call.attrs, call.outputs, call.line)))
+            call = self._picked(self._placed(Call(call.op, inputs, call.attrs, call.outputs)))
             self.calls.append(call)
             for v in call.outputs:
                 v.call, self.made_by[v] = call, call
@@ -139,7 +139,7 @@ class Windows:
             self.extend(x, dim, start, out.shape[dim]) if isinstance(x, Value) and x.shape != out.shape else x
             for x, start in zip(parts, (0, *ends), strict=False)
         )
-        return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs, call.line)
+        return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs)
 
     def _picked(self, call: Call) -> Call:
         """Return a call that computes only the few elements that an index picks, and other calls unchanged."""
@@ -150,7 +150,7 @@ class Windows:
         if maker is None or maker.op.name == "fill":
             return call
         inputs = tuple(self._pick(v, x.shape, call, DEPTH - 1) for v in maker.inputs)
-        return Call(maker.op, inputs, maker.attrs, call.outputs, call.line)
+        return Call(maker.op, inputs, maker.attrs, call.outputs)
 
     def _pick(self, v: Any, shape: Shape, call: Call, depth: int) -> Any:
         """The elements that a call of index_get picks from an operand that is broadcast to a shape."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from genesis.array import Array, empty, from_numpy, label
+from genesis.array import Array, empty, from_numpy, label, touch
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import CpuStorage
 from genesis.dtypes import DType
@@ -64,6 +64,7 @@ def overwrite(target: Array, source: Array, non_blocking: bool = False) -> None:
 
     `non_blocking`: do not block if one of them is in pinned memory, with the same layout and dtype as the other.
     """
+    touch()
     target.storage.version += 1
     if source.device == CPU:
         _upload(target, source, non_blocking)

@@ -56,10 +56,54 @@ def fits(a: Tensor, b: Tensor) -> bool:
         return False
 
 
-def program(seed: int) -> tuple[Callable[..., Any], int]:
-    """Return a random function of tensors and the number of its arguments."""
+GLOBAL = 1.0
+WORLDS = ((1.0, 0.5, (1, 2)), (1.0, 0.5, (1, 2)), (2.0, 0.5, (1, 2)), (2.0, 0.25, (2, 1, 1)), (1.0, 0.5, (1, 2)))
+HOST: tuple[Callable[..., Any], ...] = (
+    lambda x: x.sum().item(), lambda x: float(x.float().mean()), lambda x: bool(x.any()), lambda x: x.tolist(),
+    lambda x: x.detach().numpy(force=True).sum() if not x.is_cuda else x.sum().item(), lambda x: str(x),
+    lambda x: x.nonzero().shape[0],
+)  # fmt: skip
+IN_PLACE: tuple[Callable[..., Any], ...] = (
+    lambda y, s: y.mul_(s), lambda y, s: y.add_(1), lambda y, s: y[..., :1].mul_(2), lambda y, s: y.copy_(y.flip(-1)),
+    lambda y, s: y[..., ::2].add_(y[..., :1]), lambda y, s: y.t().mul_(s) if y.ndim == 2 else y.zero_(),
+)  # fmt: skip
+
+
+class World:
+    """What a program reads besides its arguments; it changes between calls."""
+
+    def enter(self, world: tuple[Any, ...]) -> None:
+        """Set a global, an attribute and a list."""
+        global GLOBAL
+        GLOBAL, self.scale, powers = world
+        self.powers[:] = powers
+
+    def __init__(self) -> None:
+        self.scale, self.powers = 0.5, [1, 2]
+
+
+def program(seed: int) -> tuple[Callable[..., Any], int, World]:
+    """Return a random function of tensors, the number of its arguments, and what else it reads.
+
+    Every second program reads values on the host, and its control flow depends on them.
+    """
     rng = random.Random(seed)
-    scale, draws = rng.choice((1.0, 0.5, 2)), tuple(rng.random() for _ in range(200))
+    breaks, scale, world = seed % 2 == 1, rng.choice((1.0, 0.5, 2)), World()
+    draws = tuple(rng.random() for _ in range(300))
+
+    def host(left: Any, pick: Any, x: Tensor) -> Any:
+        found = pick(HOST)(x)
+        kind = next(left)
+        if kind < 0.4:  # control flow on values
+            return x * 2 if x.detach().float().sum().item() > 1e-3 else -x
+        if kind < 0.6 and isinstance(found, float) and np.isfinite(found):
+            return x + min(max(found, -2), 2)
+        if kind < 0.8:
+            with genesis.no_grad():
+                y = x.detach().clone()
+                pick(IN_PLACE)(y if y.ndim else y.reshape(1), scale)
+            return x + y
+        return x * world.scale
 
     def run(*args: Tensor) -> Any:
         left = iter(draws)
@@ -80,11 +124,11 @@ def program(seed: int) -> tuple[Callable[..., Any], int]:
                 y = pick(VIEWS)(x)
             elif kind < 0.6:
                 y = x.clone()
-                pick((lambda y: y.mul_(scale), lambda y: y.add_(1), lambda y: y[..., :1].mul_(2)))(
-                    y if y.ndim else y.reshape(1)
-                )
+                pick(IN_PLACE)(y if y.ndim else y.reshape(1), scale)
             elif kind < 0.65:
-                y = x.detach() * scale if x.ndim > 1 else x + scale
+                y = x.detach() * scale if x.ndim > 1 else x + world.powers[0] * GLOBAL
+            elif kind < 0.75:
+                y = host(left, pick, x) if breaks else sum((x * p for p in world.powers), x * world.scale) + GLOBAL
             else:
                 other = pick([v for v in values if fits(x, v)] or [x])
                 y = pick((
@@ -96,47 +140,58 @@ def program(seed: int) -> tuple[Callable[..., Any], int]:
         results = values[len(args) :][-2:] or [values[0] * 1]
         return tuple(results) if next(left) < 0.5 else {"a": results[0], "n": len(results)}
 
-    return run, rng.randint(1, 3)
+    return run, rng.randint(1, 3), world
 
 
 def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str) -> list[np.ndarray]:
-    """The results of a function and the gradients of its float inputs."""
+    """The results of a function, which then change in place, and the gradients of its float inputs."""
     genesis.manual_seed(len(inputs))
     tensors = [genesis.tensor(x).to(device).detach().requires_grad_() for x in inputs]
     results = function(*tensors)
     flat = [v for v in (results.values() if isinstance(results, dict) else results) if isinstance(v, Tensor)]
-    found = [v.detach().cpu().numpy() for v in flat]
+    found = [v.detach().cpu().numpy().copy() for v in flat]
     parts = [(v.float() * (i + 1)).sum() for i, v in enumerate(flat) if v.requires_grad]
     if parts:
         sum(parts[1:], parts[0]).backward()
     found.append(np.array(genesis.random.default_generator.offset))
-    return found + [np.zeros(t.shape) if t.grad is None else t.grad.cpu().numpy() for t in tensors]
+    found += [np.zeros(t.shape) if t.grad is None else t.grad.cpu().numpy() for t in tensors]
+    with genesis.no_grad():  # results that share memory, share it in eager code too
+        for v in flat:
+            v.add_(1) if v.dtype is not genesis.bool and v.is_contiguous() else None
+    return found + [v.detach().cpu().numpy() for v in flat]
 
 
 def compare(seed: int, device: str) -> str:
-    """Compare a random program, called twice, with its eager result. Returns "" or what differs."""
-    function, count = program(seed)
+    """Compare a random program, called in several worlds, with its eager results. Returns "" or what differs."""
+    function, count, world = program(seed)
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal(SHAPES[rng.integers(len(SHAPES))]).astype(np.float32) for _ in range(count)]
-    try:
-        want = outcome(function, inputs, device)
-    except genesis.errors.GenesisError as error:
-        want = error
     compiled = genesis.compile(function)
-    for _ in range(2):
-        try:
-            got: Any = outcome(compiled, inputs, device)
-        except genesis.errors.GenesisError as error:
-            got = error
-        if isinstance(want, Exception) or isinstance(got, Exception):
-            if type(want) is not type(got):
-                return f"seed {seed}: eager {want!r}, compiled {got!r}"
-            continue
-        for i, (a, b) in enumerate(zip(want, got, strict=True)):
-            scale = max(1.0, float(np.abs(a, where=np.isfinite(a), out=np.zeros_like(a)).max(initial=0)))
-            if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=2e-5 * scale, equal_nan=True):
-                return f"seed {seed}: result {i} of shapes {a.shape} and {b.shape} differs\n{a}\n{b}"
-    return "" if not compiled.breaks else f"seed {seed}: break {[b.reason for b in compiled.breaks.values()]}"
+    for i, state in enumerate(WORLDS):
+        world.enter(state)
+        now = [x if i != 2 else -x for x in inputs]
+        found: list[Any] = []
+        for each in (function, compiled):
+            try:
+                found.append(outcome(each, now, device))
+            except genesis.errors.GenesisError as error:
+                found.append(error)
+        text = differences(*found)
+        if text:
+            return f"seed {seed}, call {i}: {text}"
+    reads = seed % 2 == 1  # of these programs, not all read values on the host
+    return "" if reads or not compiled.breaks else f"seed {seed}: {[b.reason for b in compiled.breaks.values()]}"
+
+
+def differences(want: Any, got: Any) -> str:
+    """Describe how results differ from eager ones; "" if they agree."""
+    if isinstance(want, Exception) or isinstance(got, Exception):
+        return "" if type(want) is type(got) else f"eager {want!r}, compiled {got!r}"
+    for i, (a, b) in enumerate(zip(want, got, strict=True)):
+        scale = max(1.0, float(np.abs(a, where=np.isfinite(a), out=np.zeros(a.shape)).max(initial=0)))
+        if a.shape != b.shape or not np.allclose(a, b, rtol=1e-4, atol=2e-5 * scale, equal_nan=True):
+            return f"result {i} of shapes {a.shape} and {b.shape} differs\n{a}\n{b}"
+    return ""
 
 
 def main() -> int:

@@ -1,0 +1,362 @@
+"""The lazy tier: a function with breaks runs in Python, and its ops wait until something needs their values.
+
+A piece of waiting ops ends where a value in memory is needed (`item()`, `print`, an op that a graph cannot hold), where
+memory of the caller changes, and at the end of the function. It then runs as one program, which stores only the results
+that something still refers to. Autograd records the ops as in eager code. A piece is compiled at its second run.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+from weakref import ref
+
+import numpy as np
+
+from genesis.array import Array, Spec, allocated, from_host
+from genesis.autograd.graph import calling_line
+from genesis.autograd.record import TensorBase
+from genesis.backend import CPU, Device, backend_for
+from genesis.backend.cuda.dispatch import exact, is_value
+from genesis.compiler.graph import Graph
+from genesis.compiler.program import Program
+from genesis.compiler.region import region_op
+from genesis.compiler.trace import Break, Lazy, Pending, Trace, active, lazy
+from genesis.dtypes import DType, int64
+from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
+from genesis.random import default_generator
+from genesis.shapes import Shape, contiguous_strides, numel
+
+LONGEST = 256  # most ops of a piece
+CALLS = 1 << 14  # most different calls of ops of a function; with more, it runs uncompiled
+# Ops that raise errors for values: the error must come from the line that calls them.
+RAISING = frozenset((
+    "index_get", "index_get_backward", "index_put", "embedding", "embedding_backward", "bincount", "floor_divide",
+    "remainder", "bernoulli", "multinomial", "sample", "cross_entropy", "linear_cross_entropy",
+    "linear_token_log_probs",
+))  # fmt: skip
+
+
+@functools.cache
+def _may_wait(op: Op) -> bool:
+    return registry.get(op.name) is op and not op.mutates and op.name not in RAISING
+
+
+def _is_exposed(x: Array) -> bool:
+    """Whether numpy arrays outside may share the memory of an array, and change it before a waiting op reads it."""
+    values, storage = x._np, x.storage
+    if x.device is not CPU:
+        return False
+    if storage.owner is not None:  # type: ignore[attr-defined]
+        return True
+    held = 2 if values is None else 3
+    return sys.getrefcount(storage.block) > held or sys.getrefcount(values) > 3  # type: ignore[attr-defined]
+
+
+class Window(NamedTuple):
+    """An operand; `offset` is relative to the first element that the piece reads of the memory."""
+
+    slot: int
+    offset: int
+    shape: Shape
+    strides: Shape
+    dtype: DType
+
+    def array(self, slots: list[Any]) -> Array:
+        """The operand in memory."""
+        memory = slots[self.slot]
+        storage, start, device = (memory.real, 0, memory.device) if memory.__class__ is Pending else memory
+        return Array(storage, self.shape, self.strides, self.dtype, device, start + self.offset)
+
+
+class Waiting(NamedTuple):
+    """A call of an op that waits.
+
+    Attributes:
+        number: its number among the calls of the function.
+        operands: windows and numbers.
+        target: what the op overwrites.
+        changes_caller: whether the target is memory that existed before the piece.
+        first: slot of the first result.
+        layouts: (shape, strides, dtype, bytes) of each result.
+    """
+
+    number: int
+    op: Op
+    operands: list[Any]
+    attrs: dict[str, Any]
+    target: Window | None
+    changes_caller: bool
+    first: int
+    layouts: list[tuple[Any, ...]]
+    device: Device
+
+    @property
+    def made(self) -> range:
+        """The slots of the results."""
+        return range(self.first, self.first + len(self.layouts))
+
+
+class Piece:
+    """Waiting ops that run together.
+
+    Attributes:
+        reason: why the piece ends.
+        line: where it ends.
+        program: what it runs from the second time on.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason, self.line, self.runs = reason, calling_line(), 0
+        self.program: Program | None = None
+
+    def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
+        """Run the ops, and give the storages of the slots in `kept` their memory."""
+        self.runs += 1
+        if self.runs == tree.patience and len(calls) > 1:
+            try:
+                self._compile(calls, slots, kept, tree)
+            except Break:  # the piece changes memory that it also reads through another view
+                self.program = None
+        if self.program is None:
+            self._run_ops(calls, slots, kept)
+            return
+        results = execute(self.op, tuple([window.array(slots) for window in self.inputs]), {})
+        for slot, i in zip(kept, self.order, strict=True):
+            slots[slot].become(results[i].storage)
+
+    def _run_ops(self, calls: list[Waiting], slots: list[Any], kept: list[int]) -> None:
+        last = {}
+        for i, call in enumerate(calls):
+            last.update({x.slot: i for x in call.operands if isinstance(x, Window)} | dict.fromkeys(call.made, i))
+        for i, call in enumerate(calls):
+            inputs = tuple([x.array(slots) if isinstance(x, Window) else x for x in call.operands])
+            out = None if call.target is None else call.target.array(slots)
+            results = execute(call.op, inputs, dict(call.attrs), out)
+            for slot, result in zip(call.made, results, strict=False):
+                slots[slot].become(result.storage)
+            for slot in {slot for slot, end in last.items() if end == i} - set(kept):
+                slots[slot] = None  # frees its memory
+        for slot in kept:  # changes in place were counted when the ops began to wait
+            slots[slot].real.version = slots[slot].changes
+
+    def _compile(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
+        """Trace the ops, and make the program of their graph."""
+        trace, traced = Trace(), dict[int, Array]()
+
+        def operand(x: Any) -> Any:
+            if not isinstance(x, Window):
+                return x
+            return traced[x.slot].view(x.shape, x.strides, x.offset) if x.slot in traced else x.array(slots)
+
+        with active(trace):
+            for call in calls:
+                results = execute(call.op, tuple(map(operand, call.operands)), dict(call.attrs), operand(call.target))
+                traced.update(zip(call.made, results, strict=False))
+        starts = {id(s[0]): (i, s[1]) for i, s in enumerate(slots) if s.__class__ is tuple}
+        self.inputs = []
+        for x, _ in trace.captured:
+            slot, start = starts[id(x.storage)]
+            self.inputs.append(Window(slot, x.offset - start, x.shape, x.strides, x.dtype))
+        storages: list[Any] = [traced[slot].storage for slot in kept]
+        outputs = [storage.value for storage in storages]
+        graph = Graph([v for _, v in trace.captured], trace.graph.calls, outputs, trace.changed())
+        graph = graph.without_common_calls().with_own_memory(kept).without_dead_calls()
+        self.program = tree.schedule(graph)
+        self.op = region_op(f"{tree.name} piece", self.program)
+        self.order = [self.program.results.index(v.root) for v in graph.outputs]
+
+
+class Tree:
+    """What the lazy tier remembers of one function.
+
+    Args:
+        schedule: returns the program of a graph.
+
+    Attributes:
+        calls: the calls of ops that wait, by op, operands and attributes.
+        pieces: by the numbers of the calls, and the slots that are needed afterwards.
+        patience: the run at which a piece is compiled.
+        draws: whether the function draws random numbers.
+    """
+
+    def __init__(self, name: str, schedule: Callable[[Graph], Program]) -> None:
+        self.name, self.schedule, self.patience, self.draws = name, schedule, 2, False
+        self.calls: dict[Any, Waiting] = {}
+        self.pieces: dict[Any, Piece] = {}
+
+    def run(self, function: Callable[[], Any], device: Device) -> Any:
+        """Call a function, whose ops wait."""
+        pieces = Pieces(self)
+        try:
+            with active(pieces), _positioned(device) if self.draws else nullcontext():
+                return function()
+        finally:
+            pieces.flush("ends")
+
+
+class Pieces:
+    """The tracer (see `genesis.op.Tracer`) of one call of a function.
+
+    Attributes:
+        waiting: the calls of the piece.
+        slots: the memory of the piece: a `Pending` storage, or (storage, first element, device).
+        known: slots of existing storages, by id.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._begin()
+
+    def _begin(self) -> None:
+        self.waiting: list[Waiting] = []
+        self.slots: list[Any] = []
+        self.known: dict[int, int] = {}
+
+    # --- What the thread does besides calls of ops --------------------------------------------------------------------
+
+    def new(self, shape: Any, dtype: Any, device: Device) -> Array:
+        """Return an array with undefined contents."""
+        if current_tracer() is not self:
+            return allocated(shape, dtype, device)
+        attrs = {"value": 0, "shape": tuple(int(s) for s in shape), "dtype": dtype, "device": device}
+        return execute(registry["fill"], (), attrs)[0]
+
+    def keep(self, x: Array, is_shared: bool) -> Array:
+        """Return an array with values from the host."""
+        return x
+
+    def touch(self) -> None:
+        """Run the waiting ops, because the host reads or writes memory."""
+        if current_tracer() is self:
+            self.flush("reads values on the host")
+
+    # --- The tracer ---------------------------------------------------------------------------------------------------
+
+    def call(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
+        """Let an op wait and return arrays without memory, or run it now if a piece cannot hold it."""
+        if op.view is not None:
+            return (lazy(execute(op, inputs, attrs, out)[0]),)
+        key = self._key(op, inputs, attrs, out) if _may_wait(op) else None
+        if key is None:
+            return self._run_now(op, inputs, attrs, out)
+        call = self.tree.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
+        if call is None:
+            return self._run_now(op, inputs, attrs, out)
+        self.waiting.append(call)
+        if out is not None:
+            if call.changes_caller:
+                self.flush("changes memory of the caller")
+            else:
+                out.storage.version += 1
+            return (out,)
+        results = []
+        for shape, strides, dtype, nbytes in call.layouts:
+            storage: Any = Pending(call.device, nbytes, len(self.slots), self)
+            array = Lazy(storage, shape, strides, dtype, call.device)
+            storage.arrays.append(ref(array))
+            self.slots.append(storage)
+            results.append(array)
+        if len(self.waiting) == LONGEST:
+            self.flush(f"has {LONGEST} ops")
+        return tuple(results)
+
+    def _key(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Any, ...] | None:
+        """The key of a call: slots and layouts of its arrays, and its numbers. None if the op cannot wait."""
+        parts: list[Any] = [op, len(self.slots)]
+        for x in (*inputs, out):
+            storage: Any = lazy(x).storage if isinstance(x, Array) else None
+            if storage.__class__ is Pending:
+                if storage.pieces is not self:
+                    return None
+                parts.append((storage.value, x.offset, x.shape, x.strides))
+            elif storage is not None:
+                if _is_exposed(x):
+                    return None
+                slot = self.known.get(id(storage))
+                if slot is None:
+                    slot = self.known[id(storage)] = len(self.slots)
+                    self.slots.append((storage, x.offset, x.device))
+                device = None if x.device is CPU else x.device.index
+                parts.append((slot, x.offset - self.slots[slot][1], x.shape, x.strides, x.dtype, device))
+            elif is_value(x):
+                parts.append(exact(x))
+            else:
+                return None
+        for name, value in attrs.items():
+            if not is_value(value):
+                return None
+            parts.append(name)
+            parts.append(exact(value))
+        return tuple(parts)
+
+    def _new_call(
+        self, key: tuple[Any, ...], op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any
+    ) -> Waiting | None:
+        """Infer the results of a call. None if it fails or cannot wait."""
+        if "seed" in attrs and not any(isinstance(x, Array) and x.spec == ((2,), int64) for x in inputs):
+            self.tree.draws = True  # from the next call on, draws count from a position in memory
+            return None
+        if len(self.tree.calls) >= CALLS:
+            return None
+        try:
+            inferred = op.infer(*inputs, **{name: x for name, x in attrs.items() if name != "device"})
+            device = attrs.get("device") or common_device(op.name, inputs if out is None else (*inputs, out))
+        except Exception:  # the op will raise it
+            return None
+        specs = (inferred,) if isinstance(inferred, Spec) else inferred
+        if out is not None and (specs != (out.spec,) or out.overlaps_itself()):
+            return None
+        windows = [
+            Window(part[0], part[1], x.shape, x.strides, x.dtype) if isinstance(x, Array) else x
+            for part, x in zip(key[2:], (*inputs, out), strict=False)
+        ]
+        target, is_outside = windows.pop(), out is not None and out.__class__ is not Lazy
+        layouts = [(s, contiguous_strides(s), d, numel(s) * d.itemsize) for s, d in specs] if out is None else []
+        number = len(self.tree.calls)
+        call = Waiting(number, op, windows, dict(attrs), target, is_outside, len(self.slots), layouts, device)
+        self.tree.calls[key] = call
+        return call
+
+    def _run_now(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
+        """Run an op, after the waiting ones if it reads their results or changes memory."""
+        waits = any(isinstance(x, Array) and x.storage.__class__ is Pending for x in inputs)
+        if waits or op.mutates or out is not None:
+            self.flush(f"calls {op.name}")
+        return execute(op, inputs, attrs, out)
+
+    def flush(self, reason: str) -> None:
+        """Run the waiting ops."""
+        waiting, slots, tree = self.waiting, self.slots, self.tree
+        self._begin()
+        kept = []
+        for i, memory in enumerate(slots):
+            if memory.__class__ is Pending:
+                for each in memory.arrays:
+                    if each() is not None:
+                        kept.append(i)
+                        break
+        if not waiting or not (kept or waiting[-1].changes_caller):
+            return
+        key = (tuple([call.number for call in waiting]), tuple(kept))
+        piece = tree.pieces.get(key)
+        if piece is None:
+            piece = tree.pieces[key] = Piece(reason)
+        with tracing(None):
+            piece.run(waiting, slots, kept, tree)
+
+
+@contextmanager
+def _positioned(device: Device) -> Iterator[None]:
+    """Let draws on a device count from a position in memory, so that calls of a function differ only in its words."""
+    generator = default_generator
+    if generator.is_positioned or backend_for(device).is_capturing:
+        yield
+        return
+    position = from_host(np.array(generator.words(), np.int64), int64, device)
+    with generator.positioned_by(TensorBase.wrap(position)):
+        yield
+    generator.fixed_draws += 1  # the words of this call were copied from the host
