@@ -351,6 +351,7 @@ HEAD = {
     "linear_cross_entropy": call("mk nk:w m:#n", ignore_index=-100, with_grads=True, mean=True),
     "linear_token_log_probs": call("mk nk:w m:#n", **TOKENS, with_dx=False),
     "linear_token_log_probs_backward": call("m:f32 mk nk:w m:#n", **TOKENS, needs=(True, True)),
+    "linear_distillation": call("mk nk:w mk nk:w m:#n", **TOKENS, beta=0.5, with_grads=True),
 }
 
 SQUARES = "256,256 1024,1024 32,512,896 4096,4096 8192,8192"

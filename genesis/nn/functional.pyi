@@ -55,6 +55,7 @@ __all__ = [
     "leaky_relu_",
     "linear",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_token_log_probs",
     "log_softmax",
     "logsigmoid",
@@ -407,6 +408,22 @@ def linear_cross_entropy(
     num_targets: int | Tensor | None = None,
 ) -> Tensor:
     """`cross_entropy` of the logits input·linear_weightᵀ + linear_bias."""
+
+def linear_distillation(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    target: Tensor,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    ignore_index: int = -100,
+    shift: int = 0,
+    num_targets: int | Tensor = 1,
+) -> tuple[Tensor, Tensor]:
+    """Return the divergence between a student and a teacher over the vocabulary, without logits, and three
+    sums."""
 
 def linear_token_log_probs(
     input: Tensor,

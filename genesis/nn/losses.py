@@ -22,6 +22,7 @@ from genesis.functions.linalg import linear
 from genesis.functions.reduce import log_softmax
 from genesis.functions.shape import expand
 from genesis.functions.surface import layer_function
+from genesis.ops import distillation as distillation_ops
 from genesis.ops import loss as loss_ops
 from genesis.shapes import broadcast_shapes
 from genesis.tensor import Tensor
@@ -308,6 +309,58 @@ def linear_token_log_probs(
     results = apply(loss_ops.linear_token_log_probs, rows, linear_weight, labels, **attrs, with_dx=is_frozen)
     found: Tensor = results[0] if isinstance(results, tuple) else results
     return found.reshape(target.shape)
+
+
+@layer_function
+def linear_distillation(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    target: Tensor,
+    *,
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    ignore_index: int = IGNORE,
+    shift: int = 0,
+    num_targets: int | Tensor = 1,
+) -> tuple[Tensor, Tensor]:
+    """Return the divergence between a student and a teacher over the vocabulary, without logits, and three sums.
+
+    It is the generalized Jensen-Shannon divergence (Agarwal et al., 2024, https://arxiv.org/abs/2306.13649): forward KL
+    for beta 0, reverse KL for beta 1. Forward also computes the gradients; the teacher receives none.
+
+    The first result is the sum over positions with a target, divided by `num_targets`. The sums, `[3]`, are the cross
+    entropy of the targets by the student and by the teacher, and the number of positions where the student's likeliest
+    token is also the teacher's.
+
+    Args:
+        input, linear_weight: the student's hidden states `[…, H]` and output head `[V, H]`.
+        teacher_input, teacher_weight: the teacher's, `[…, H']` and `[V', H']`, of the same dtype. Tokens beyond the
+            smaller vocabulary are left out.
+        target: integer labels `[…]`, which decide what counts.
+        beta: weight of the teacher in the mixture, 0 to 1.
+        temperature: number above 0 by which both logits are divided.
+        ignore_index, shift: as for `linear_cross_entropy`.
+
+    Raises:
+        UsageError: beta or the temperature is out of range. ShapeError, DTypeError: the arguments do not match.
+    """
+    name = "linear_distillation"
+    for x in (input, linear_weight, teacher_input, teacher_weight):
+        _check_tensors(name, x, target)
+    if target.shape != input.shape[:-1] or shift < 0:
+        raise ShapeError(f"{name}: input {input.shape}, target {target.shape} and shift {shift} do not match")
+    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    attrs: dict[str, Any] = {"beta": float(beta), "temperature": float(temperature)}
+    attrs |= {"ignore_index": ignore_index, "shift": shift}
+    attrs["with_grads"] = is_grad_enabled() and (input.requires_grad or linear_weight.requires_grad)
+    if attrs["with_grads"] and not linear_weight.requires_grad:  # a frozen head
+        attrs["weight_grad"] = False
+    rows, teacher_rows = (x.reshape(-1, x.shape[-1]) for x in (input, teacher_input.detach()))
+    operands = (rows, linear_weight, teacher_rows, teacher_weight.detach(), labels, num_targets)
+    loss, figures, *_ = apply(distillation_ops.linear_distillation, *operands, **attrs)
+    return loss, figures
 
 
 # --- Losses of values -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ REFUSED = {
     "digamma",
     "dora_factors",
     "linear_cross_entropy",
+    "linear_distillation",
     "linear_token_log_probs",
     "norm_mlp",
     "norm_rope",

@@ -292,6 +292,7 @@ STATISTICS = {
     "cross_entropy": {0, 1, 2},  # the third is the divisor of a mean
     "linear_token_log_probs": {0},
     "linear_cross_entropy": {0},
+    "linear_distillation": {0, 1},
 }
 
 

@@ -1,0 +1,187 @@
+"""The divergence between a student and a teacher, from hidden states, in chunks of tokens.
+
+Reference: `genesis/ops/distillation.py`, which has the formulas.
+
+A chunk's logits of student and teacher are float32 (float64 for float64), because divergences are differences of
+logits. One program per row reads both rows with running maxima and sums (online softmax), then once more for the
+gradient, which overwrites the student's logits in the type of the GEMMs; the Jensen-Shannon divergence needs another
+pass between the two. Rows without a label are not read.
+
+Tiles: BLOCK logits of a row.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda import faults
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.launch import launch
+from genesis.dtypes import float32
+from genesis.kernels.elements import TRITON, converted, float_argument, work_type
+from genesis.kernels.gemm.linalg import matmul_into
+from genesis.kernels.loss.lm_head import WORKSPACE, Labels, chunk_rows, load_shifted_label, row_slice
+from genesis.kernels.loss.loss import ROW_BLOCK, _block, _clear, _divisor, _sum_losses, _warps
+from genesis.kernels.pointwise.elementwise import elementwise, identity
+from genesis.ops.distillation import FIGURES
+from genesis.ops.linalg import transposed
+
+
+@triton.jit
+def rescaled(top, x):
+    """Return the new maximum and the factor of sums relative to the old one; infinite maxima give no NaN."""
+    higher = tl.maximum(top, tl.max(x, 0))
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    return higher, base, tl.exp(top - base)
+
+
+@triton.jit
+def log_mixture(u, v, log_student, log_teacher):
+    """Return log(e^(u + log_student) + e^(v + log_teacher))."""
+    a, d = u + log_student, v + log_teacher - u - log_student
+    return a + tl.maximum(d, 0.0) + tl.log(1 + tl.exp(-tl.abs(d)))
+
+
+@triton.jit(do_not_specialize=["rows", "first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
+def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows, first, length, shift, step_row, step,
+                      ignore, classes, site, sd, beta, temperature, KIND: tl.constexpr,
+                      SCALED: tl.constexpr, GRADS: tl.constexpr, WORK: tl.constexpr,
+                      BLOCK: tl.constexpr):  # fmt: skip
+    """Store the divergence and the figures of a row of logits / T, and with GRADS the gradient of the logits.
+
+    A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
+    orders all loads before all stores.
+
+    Args:
+        KIND: 0 forward KL, 1 reverse KL, 2 Jensen-Shannon.
+        SCALED: the temperature is not 1, so the figures need their own normalizers.
+    """
+    i_local = tl.program_id(0).to(tl.int64)
+    i_row = i_local + first
+    p_s, p_t, p_d = p_s + i_local * classes, p_t + i_local * classes, p_d + i_local * sd
+    label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
+    read = tl.where(valid, classes, 0)
+    # Both normalizers, and Σ e^a·(a - b) of a KL divergence from a to b.
+    top_s, top_t = tl.full((), -float("inf"), WORK), tl.full((), -float("inf"), WORK)
+    sums_s, sums_t, cross = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK]
+    plain_s, plain_t = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK], at temperature 1
+    best = tl.zeros((), tl.int32)
+    for start in range(0, read, BLOCK):
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        m = i < classes
+        s, t = tl.load(p_s + i, mask=m, other=-float("inf")), tl.load(p_t + i, mask=m, other=-float("inf"))  # [BLOCK]
+        best = tl.where(tl.max(s, 0) > top_s, start + tl.argmax(s, 0), best)
+        higher_s, base_s, by_s = rescaled(top_s, s)
+        higher_t, base_t, by_t = rescaled(top_t, t)
+        e_s, e_t = tl.exp(s - base_s), tl.exp(t - base_t)  # [BLOCK]
+        sums_s, sums_t = sums_s * by_s + e_s, sums_t * by_t + e_t
+        if KIND == 0:
+            cross = cross * by_t + tl.where(m, e_t * (t - s), 0.0)
+        if KIND == 1:
+            cross = cross * by_s + tl.where(m, e_s * (s - t), 0.0)
+        if SCALED:
+            plain_s = plain_s * tl.exp((top_s - base_s) * temperature) + tl.exp((s - base_s) * temperature)
+            plain_t = plain_t * tl.exp((top_t - base_t) * temperature) + tl.exp((t - base_t) * temperature)
+        top_s, top_t = higher_s, higher_t
+    total_s, total_t = tl.sum(sums_s, 0), tl.sum(sums_t, 0)
+    log_s, log_t = tl.log(total_s), tl.log(total_t)
+    lse_s, lse_t = top_s + log_s, top_t + log_t
+    # The divergence; `of_student` is Σ p·a of the gradient.
+    if KIND == 0:
+        of_student = tl.zeros((), WORK)
+        loss = tl.sum(cross, 0) / total_t - lse_t + lse_s
+    if KIND == 1:
+        of_student = tl.sum(cross, 0) / total_s - lse_s + lse_t
+        loss = of_student
+    if KIND == 2:
+        log_student, log_teacher = tl.log(1 - beta), tl.log(beta)
+        b_p, b_q = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK]
+        for start in range(0, read, BLOCK):
+            i = start + tl.arange(0, BLOCK)  # [BLOCK]
+            m = i < classes
+            s, t = tl.load(p_s + i, mask=m, other=0), tl.load(p_t + i, mask=m, other=0)  # [BLOCK]
+            u, v = s - top_s - log_s, t - top_t - log_t  # [BLOCK], more exact than s - lse_s
+            log_m = log_mixture(u, v, log_student, log_teacher)
+            b_p += tl.where(m, tl.exp(u) * (u - log_m), 0.0)
+            b_q += tl.where(m, tl.exp(v) * (v - log_m), 0.0)
+        of_student = tl.sum(b_p, 0)
+        loss = (1 - beta) * of_student + beta * tl.sum(b_q, 0)
+    # The figures at temperature 1.
+    s_label, t_label = tl.load(p_s + label, mask=valid, other=0), tl.load(p_t + label, mask=valid, other=0)
+    entropy_s, entropy_t = lse_s - s_label, lse_t - t_label
+    if SCALED:
+        entropy_s = tl.log(tl.sum(plain_s, 0)) + (top_s - s_label) * temperature
+        entropy_t = tl.log(tl.sum(plain_t, 0)) + (top_t - t_label) * temperature
+    agrees = tl.load(p_t + best, mask=valid, other=0) == top_t
+    tl.store(p_loss + i_row, tl.where(valid, loss, 0.0))
+    tl.store(p_figures + i_row, tl.where(valid, entropy_s, 0.0))
+    tl.store(p_figures + rows + i_row, tl.where(valid, entropy_t, 0.0))
+    tl.store(p_figures + 2 * rows.to(tl.int64) + i_row, tl.where(valid & agrees, 1.0, 0.0))
+    if GRADS:
+        for start in range(0, classes, BLOCK):
+            i = start + tl.arange(0, BLOCK)  # [BLOCK]
+            m = i < classes
+            s, t = tl.load(p_s + i, mask=i < read, other=0), tl.load(p_t + i, mask=i < read, other=0)  # [BLOCK]
+            tl.debug_barrier()
+            u, v = s - top_s - log_s, t - top_t - log_t  # [BLOCK]
+            if KIND == 0:
+                d = tl.exp(u) - tl.exp(v)
+            if KIND == 1:
+                d = tl.exp(u) * (u - v - of_student)
+            if KIND == 2:
+                d = tl.exp(u) * (u - log_mixture(u, v, log_student, log_teacher) - of_student) * (1 - beta)
+            if SCALED:
+                d = d / temperature
+            tl.store(p_d + i, converted(tl.where(valid, d, 0.0), p_d.dtype.element_ty), mask=m)
+
+
+@cuda_impl("linear_distillation")
+def linear_distillation(
+    out: tuple[Array, ...], x: Array, weight: Array, teacher_x: Array, teacher_weight: Array, labels: Array,
+    divisor: Array | float | None = None, *, beta: float, temperature: float, ignore_index: int, shift: int,
+    with_grads: bool, weight_grad: bool = True,
+) -> None:  # fmt: skip
+    """The gradients of the logits are rounded to x's type for the GEMMs; dweight is accumulated in float32."""
+    loss, figures, dx, dw = (*out, None, None)[:4]
+    classes = min(weight.shape[0], teacher_weight.shape[0])
+    tokens, device, work = x.shape[0], x.device, work_type(x.dtype)
+    at = Labels(labels, shift, ignore_index, classes, "linear_distillation")
+    _clear(dw if dw is not None and (dw.shape[0] > classes or not tokens) else None)
+    number, scale = _divisor(divisor, at, False, x)
+    head, teacher_head = row_slice(weight, 0, classes), row_slice(teacher_weight, 0, classes)
+    sum_dw = None if dw is None else row_slice(dw, 0, classes)
+    # Divergence, cross entropies and agreements of each row.
+    columns = empty((1 + FIGURES, tokens), work, device)
+    rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
+    students, teachers = (empty((rows, classes), work, device) for _ in range(2))
+    ratio = work.itemsize // x.dtype.itemsize
+    narrow = sum_dw is not None and sum_dw.dtype is not work and rows < tokens
+    wide_dw = empty(sum_dw.shape, work, device) if sum_dw is not None and narrow else sum_dw
+    block = _block(classes, work, ROW_BLOCK)
+    for first in range(0, tokens, rows):
+        count = min(rows, tokens - first)
+        xc, s = row_slice(x, first, count), row_slice(students, 0, count)
+        matmul_into(s, xc, transposed(head), alpha=1 / temperature)
+        matmul_into(
+            row_slice(teachers, 0, count), row_slice(teacher_x, first, count), transposed(teacher_head),
+            alpha=1 / temperature,
+        )  # fmt: skip
+        d = Array(students.storage, (count, classes), (ratio * classes, 1), x.dtype, device, students.offset * ratio)
+        launch(
+            divergence_kernel, count, columns, row_slice(columns, 1, FIGURES), d, students, teachers, labels,
+            faults.flag(device), tokens, first, *at.values, at.site, ratio * classes,
+            float_argument(beta, work), float_argument(temperature, work), KIND=2 if 0 < beta < 1 else int(beta),
+            SCALED=temperature != 1, GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block,
+            num_warps=_warps(block),
+        )  # fmt: skip
+        if dx is not None:
+            matmul_into(row_slice(dx, first, count), d, head, alpha=scale)
+        if wide_dw is not None:
+            matmul_into(wide_dw, transposed(d), xc, accumulate=first > 0, alpha=scale)
+    if sum_dw is not None and narrow and wide_dw is not None:
+        elementwise(identity, sum_dw, wide_dw, work=float32)
+    _sum_losses(loss, row_slice(columns, 0, 1), number, tokens)
+    for i in range(FIGURES):
+        _sum_losses(row_slice(figures, i, 1), row_slice(columns, 1 + i, 1), None, tokens)
