@@ -7,8 +7,10 @@ Triton's interpreter if TRITON_INTERPRET=1 is set.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import random
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -161,13 +163,13 @@ def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str)
     return found + [v.detach().cpu().numpy() for v in flat]
 
 
-def compare(seed: int, device: str) -> str:
+def compare(seed: int, device: str, worlds: tuple[Any, ...] = WORLDS) -> str:
     """Compare a random program, called in several worlds, with its eager results. Returns "" or what differs."""
     function, count, world = program(seed)
     rng = np.random.default_rng(seed)
     inputs = [rng.standard_normal(SHAPES[rng.integers(len(SHAPES))]).astype(np.float32) for _ in range(count)]
     compiled = genesis.compile(function)
-    for i, state in enumerate(WORLDS):
+    for i, state in enumerate(worlds):
         world.enter(state)
         now = [x if i != 2 else -x for x in inputs]
         found: list[Any] = []
@@ -194,18 +196,44 @@ def differences(want: Any, got: Any) -> str:
     return ""
 
 
+def found_in(seeds: range, device: str, worlds: tuple[Any, ...], until: float) -> tuple[int, list[str]]:
+    """Compare programs until a time (`time.monotonic`); return their number and what differs."""
+    count, found = 0, []
+    for seed in seeds:
+        if time.monotonic() > until:
+            break
+        count += 1
+        try:
+            text = compare(seed, device, worlds)
+        except Exception as error:
+            text = f"seed {seed}: {type(error).__name__}: {error}"
+        found += [text] if text else []
+    return count, found
+
+
 def main() -> int:
-    """Run programs and print those that differ."""
+    """Run programs in processes and print those that differ."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
+    parser.add_argument("--worlds", type=int, default=len(WORLDS), help="calls of each program")
     options = parser.parse_args()
-    found = [
-        text for seed in range(options.seed, options.seed + options.count) if (text := compare(seed, options.device))
+    last, until = options.seed + options.count, time.monotonic() + options.seconds
+    works = [
+        (range(options.seed + i, last, options.jobs), options.device, WORLDS[: options.worlds], until)
+        for i in range(options.jobs)
     ]
+    if options.jobs == 1:
+        results = [found_in(*works[0])]
+    else:
+        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+            results = pool.starmap(found_in, works)
+    found = [text for _, texts in results for text in texts]
     print("\n".join(found[:20]))
-    print(f"{options.count} programs, {len(found)} differ")
+    print(f"{sum(count for count, _ in results)} programs, {len(found)} differ")
     return bool(found)
 
 
