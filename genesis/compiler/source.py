@@ -319,7 +319,7 @@ class _Writer:
                 text = self.quotient(arguments[0], arguments[1], shape)
         elif function is not identity:
             narrow = call.outputs[0].dtype.itemsize < 4  # the result is rounded to 2 bytes at the end
-            if call.op.name in ("sigmoid", "exp"):
+            if call.op.name in ("sigmoid", "exp", "tanh"):
                 function = tile_function(call.op.name, "fast" if narrow else "quick")
             text = f"{self.function(function, call.op.name)}({', '.join(arguments)})"
         self.keep(call, text, expression.work, shape)

@@ -2,8 +2,8 @@
 
 An op's function exists in up to four forms, which are attributes of this module: `silu_exact`, `silu_fast`, … Compiling
 processes import them by these names. The exact form rounds each step like numpy. "quick" divides with an error of two
-ulps. "fast" also uses the GPU's exponential, with an error of some ulps, and a tanh whose error near 0 is an ulp of 1;
-a result of 2 bytes hides both. "bools" is for results of type bool.
+ulps. "fast" is for results of 2 bytes, which keep 8 or 11 bits: exponentials, tanh and powers of 15 bits or more, since
+the exact ones take longer than the memory traffic. "bools" is for results of type bool.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ STEPS = {
     "arctan2": "libdevice.atan2({0}.to(tl.float64), {1}.to(tl.float64)).to({0}.dtype)",
     "erfinv": "tl.where(tl.abs({0}) < 1e-30, {0} * 0.8862269254527580, libdevice.erfinv({0}))",
 }  # fmt: skip
+_TANH = "tl.where(tl.abs({0}) < 0.02, {0} - {0} * {0} * {0} * (1 / 3), 1 - 2 / (tl.exp(2 * {0}) + 1))"
 _QUICK = {"divide": "{} / {}", "reciprocal": "1 / {}"}
 FORMS: dict[str, dict[str, str]] = {
     "exact": {}, "quick": _QUICK, "bools": {"add": "{} | {}", "multiply": "{} & {}"},
-    "fast": {**_QUICK, "exp": "tl.exp({})", "tanh": "1 - 2 / (tl.exp(2 * {}) + 1)"},
+    "fast": {**_QUICK, "exp": "tl.exp({})", "tanh": _TANH, "power": "fast_power({0}, {1})"},
 }  # fmt: skip
 _NAMES = {**vars(maths), "tl": tl, "libdevice": libdevice}
 if is_interpreted():  # numpy computes what libdevice does

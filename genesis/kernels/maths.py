@@ -163,26 +163,34 @@ def exp2_float64(x):
 
 
 @triton.jit
-def float32_power(x, p):
-    """Return x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before rounding to float32.
-
-    libdevice's float64 power takes twice the time, and rounding would drop its additional digits.
-    """
+def power_of_any(y, x, p):
+    """Return x^p of float32 values, given y = |x|^p where x is neither 0 nor infinite."""
     size = tl.abs(x)
-    exponent = p.to(tl.float64)
-    y = tl.where(size == 1, 1.0, exp2_float64(exponent * log2_float64(size)))
     infinite = size == float("inf")
+    y = tl.where(size == 1, 1.0, y)
     y = tl.where((size == 0) | infinite, tl.where(infinite == (p > 0), float("inf"), 0.0), y)
-
-    lifted = exponent + ROUND_MAGIC
-    large = tl.abs(p) >= 16777216.0  # a large p is an even integer
-    integral = (lifted - ROUND_MAGIC == exponent) | large
-    odd = integral & ((lifted.to(tl.int64, bitcast=True) & 1) != 0) & (large == 0)
+    integral = tl.floor(p) == p
+    odd = integral & (tl.floor(p * 0.5) != p * 0.5)  # a large p is an even integer
     negative = x.to(tl.int32, bitcast=True) < 0
     y = tl.where(negative & odd, copysign(y, x), y)  # Triton 3.6 computes -y as 0 - y, which gives 0 for 0
     y = tl.where((x < 0) & (integral == 0) & (infinite == 0), float("nan"), y)
     y = tl.where((x != x) | (p != p), float("nan"), y)
     return tl.where((p == 0) | (x == 1), 1.0, y)
+
+
+@triton.jit
+def float32_power(x, p):
+    """Return x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before rounding to float32.
+
+    libdevice's float64 power takes twice the time, and rounding would drop its additional digits.
+    """
+    return power_of_any(exp2_float64(p.to(tl.float64) * log2_float64(tl.abs(x))), x, p)
+
+
+@triton.jit
+def fast_power(x, p):
+    """Return x^p of float32 values: 2^(p·log2 |x|) in float32, with a relative error of 2^-16 at 2^±127."""
+    return power_of_any(tl.exp2(p * log2(tl.abs(x))), x, p)
 
 
 @triton.jit

@@ -9,7 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import triton
@@ -19,17 +21,17 @@ from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32
-from genesis.kernels.maths import float32_power, quotient_remainder
+from genesis.kernels.maths import fast_power, float32_power, quotient_remainder
 from genesis.ops.elementwise import floor_divide, remainder
 
 CUDA = Device("cuda", 0)
 
 
 @triton.jit
-def powers(p_o, p_x, p_p, n, B: tl.constexpr):
+def powers(p_o, p_x, p_p, n, F: tl.constexpr, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     x, p = tl.load(p_x + i, mask=i < n, other=1), tl.load(p_p + i, mask=i < n, other=1)
-    tl.store(p_o + i, float32_power(x, p), mask=i < n)
+    tl.store(p_o + i, F(x, p), mask=i < n)
 
 
 def on_gpu(values: np.ndarray) -> Array:
@@ -38,10 +40,10 @@ def on_gpu(values: np.ndarray) -> Array:
     return array
 
 
-def power(x: np.ndarray, p: np.ndarray) -> np.ndarray:
+def power(x: np.ndarray, p: np.ndarray, function: Any = float32_power) -> np.ndarray:
     out = empty(x.shape, float32, CUDA)
     with np.errstate(all="ignore"):
-        launch(powers, triton.cdiv(x.size, 1024), out, on_gpu(x), on_gpu(p), x.size, B=1024)
+        launch(powers, triton.cdiv(x.size, 1024), out, on_gpu(x), on_gpu(p), x.size, F=function, B=1024)
     return out.numpy()
 
 
@@ -91,7 +93,21 @@ def test_results_beyond_float32_and_below() -> None:
     assert found.tobytes() == want.tobytes(), (found, want)
 
 
-def test_what_has_no_power_is_as_ieee_says() -> None:
+@pytest.mark.parametrize("dtype", (np.float16, ml_dtypes.bfloat16))
+def test_fast_powers_are_within_an_ulp_of_2_bytes(dtype: Any) -> None:
+    rng = np.random.default_rng(3)
+    x, p = np.exp2(rng.uniform(-1, 1, 20000) * 2.0 ** rng.integers(-9, 5, 20000)), rng.uniform(-60, 60, 20000)
+    x, p = x.astype(dtype).astype(np.float32), p.astype(dtype).astype(np.float32)
+    with np.errstate(all="ignore"):
+        want = np.power(x.astype(np.float64), p.astype(np.float64)).astype(dtype)
+        found = power(x, p, fast_power).astype(dtype)
+    assert np.isfinite(want.astype(np.float32)).sum() > 10000
+    steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16).astype(int))
+    assert steps.max() <= 1 and (steps == 1).mean() < 0.01
+
+
+@pytest.mark.parametrize("function", (float32_power, fast_power), ids=("exact", "fast"))
+def test_what_has_no_power_is_as_ieee_says(function: Any) -> None:
     inf, nan, tiny = np.inf, np.nan, 1e-45
     bases = [0.0, -0.0, 1, -1, inf, -inf, nan, 2, -2, 0.5, -0.5, tiny, -tiny, 3.4e38, -3.4e38]
     exponents = [0.0, -0.0, 1, -1, 2, -2, 3, -3, 0.5, -0.5, 2.5, inf, -inf, nan, tiny, -tiny, 16777215, -16777215,
@@ -99,7 +115,9 @@ def test_what_has_no_power_is_as_ieee_says() -> None:
     x, p = (np.array(v, np.float32) for v in zip(*itertools.product(bases, exponents), strict=True))
     with np.errstate(all="ignore"):
         want = np.power(x.astype(np.float64), p.astype(np.float64)).astype(np.float32)
-    found = power(x, p)
+    found = power(x, p, function)
+    if function is fast_power:
+        found, want = (v.astype(ml_dtypes.bfloat16).astype(np.float32) for v in (found, want))
     wrong = (np.isnan(found) != np.isnan(want)) | ~np.isnan(want) & (found.view(np.int32) != want.view(np.int32))
     assert not wrong.any(), [v[wrong] for v in (x, p, found, want)]
 

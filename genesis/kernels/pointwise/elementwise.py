@@ -221,31 +221,39 @@ def identity(x):
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
 
+def form_of(dtype: DType) -> str:
+    """Return the form of a function whose results have this type."""
+    return "fast" if dtype.is_floating_point and dtype.itemsize <= 2 else "exact"
+
+
 def implementation(op: OpLike) -> Callable[..., None]:
     """Return the CUDA implementation of an op with a formula.
 
-    Activations with results of 2 bytes take the fast form, since the exact one would take longer than the memory
-    traffic. Results of type bool, and several results, are computed in the common type of the operands.
+    Results of type bool, and several results, are computed in the common type of the operands.
     """
 
     def run(out: Array | tuple[Array, ...], *operands: Any) -> None:
         first = out[0] if isinstance(out, tuple) else out
         is_own = isinstance(out, tuple) or first.dtype is bool_
         work = result_type(operands) if is_own else first.dtype
-        is_fast = op.family == "activation" and first.dtype.itemsize == 2
-        form = "fast" if is_fast else "bools" if work is bool_ else "exact"
+        form = "bools" if work is bool_ else form_of(first.dtype)
         elementwise(tile_function(op.name, form), out, *operands, work=work)
 
     return run
 
 
+@triton.jit
+def cube(x):
+    return x * x * x
+
+
 @cuda_impl("pow")
 def pow(out: Array, x: Any, p: Any) -> None:
-    """Compute x^p. Squares, by far the most frequent powers, are products."""
-    if isinstance(p, (int, float)) and p == 2:
-        elementwise(tile_function("square"), out, x)
+    """Compute x^p. Squares and cubes, by far the most frequent powers, are products."""
+    if isinstance(p, (int, float)) and p in (2, 3):
+        elementwise(tile_function("square") if p == 2 else cube, out, x)
     else:
-        elementwise(tile_function("pow"), out, x, p)
+        elementwise(tile_function("pow", form_of(out.dtype)), out, x, p)
 
 
 @cuda_impl("copy", "cast")
