@@ -29,7 +29,7 @@ from genesis.compiler.program import run_op
 from genesis.compiler.trace import Break, fake
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.elements import TRITON, collapse, converted, in_order, needs_int64, offsets, work_type
 from genesis.kernels.formulas import tile_function
 from genesis.kernels.pointwise import random
 from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
@@ -76,8 +76,7 @@ def expression_of(call: Call) -> Expression | None:
 
 def _shaped(v: Value) -> Array:
     """An array with the layout of a value."""
-    root = fake(Value(v.shape, v.strides, v.dtype, v.device))
-    return root
+    return fake(Value(v.shape, v.strides, v.dtype, v.device))
 
 
 # --- The kernel of a group --------------------------------------------------------------------------------------------
@@ -136,8 +135,9 @@ class GroupStep:
             order = memory_order(space, strides[0] if self.stored else contiguous_strides(space))
             sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
             launch(
-                self.kernel, programs, *stores, *loads, numel(space), programs, sizes, *merged,
-                INT64=needs_int64(sizes, *merged), BLOCK=self.tile[0], num_warps=4,
+                self.kernel, programs, *stores, *loads, numel(space), programs, sizes,
+                *(in_order(sizes, each) for each in merged), INT64=needs_int64(sizes, *merged), BLOCK=self.tile[0],
+                num_warps=4,
             )  # fmt: skip
             return
         k = group.split
@@ -641,11 +641,14 @@ def _written(group: Group, stored: list[Value]) -> _Writer:
 
 
 def _rows(space: Shape, strides: list[Shape]) -> int | None:
-    """The split of a space that does not merge into one dimension, if the last ones merge into 32 columns or more."""
+    """The split of a space that does not merge into one dimension, if rows of the last ones load as vectors.
+
+    That needs 32 columns or more, a multiple of 16. Otherwise contiguous operands load as vectors of all elements.
+    """
     if len(collapse(space, *strides)[0]) == 1 or memory_order(space, strides[0]) != list(range(len(space))):
         return None
     k = next(k for k in range(len(space)) if len(collapse(space[k:], *(each[k:] for each in strides))[0]) == 1)
-    return k if k and numel(space[k:]) >= 32 else None
+    return k if k and numel(space[k:]) >= 32 and numel(space[k:]) % 16 == 0 else None
 
 
 def _jit(source: str, title: str, names: dict[str, Any]) -> Any:

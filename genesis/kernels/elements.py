@@ -17,7 +17,7 @@ from genesis.array import Array
 from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import ALL, DType, float8_e4m3fn, float32, float64
-from genesis.shapes import Shape
+from genesis.shapes import Shape, contiguous_strides
 
 TRITON = {
     "float64": tl.float64,
@@ -101,6 +101,11 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
     return (tuple(sizes), *(tuple(m) for m in merged))
 
 
+def in_order(sizes: Shape, strides: Shape) -> Shape:
+    """Return (1,) for the strides of a contiguous array, whose offsets then are the linear indices themselves."""
+    return (1,) if strides == contiguous_strides(sizes) else strides
+
+
 def needs_int64(sizes: Sequence[int], *strides: Sequence[int]) -> bool:
     """Return whether an element index or an offset can exceed int32."""
     reach = [sum(abs(st) * (s - 1) for s, st in zip(sizes, each, strict=True)) for each in strides]
@@ -116,8 +121,11 @@ def as_matrix(x: Array) -> Array:
 
 @triton.jit
 def offsets(i, sizes, strides):
-    """Return the offsets of the elements with linear (row-major) indices i, in the shape of i."""
-    LAST: tl.constexpr = len(sizes) - 1
+    """Return the offsets of the elements with linear (row-major) indices i, in the shape of i.
+
+    A single stride is between neighbours in this order, see `in_order`.
+    """
+    LAST: tl.constexpr = len(strides) - 1
     o = i * 0
     for back in tl.static_range(LAST):
         o += (i % sizes[LAST - back]) * strides[LAST - back]

@@ -30,6 +30,7 @@ from genesis.kernels.elements import (
     collapse,
     converted,
     float_argument,
+    in_order,
     needs_int64,
     offsets,
     program_indices,
@@ -191,25 +192,30 @@ def elementwise(
         "WORK": TRITON[work.name], "FIRST": TRITON[(condition_type or work).name],
         "INT64": needs_int64(sizes, so, *merged), "num_warps": 4,
     }  # fmt: skip
-    if len(sizes) == 1 or sizes[-1] < 32:
-        launch(flat_kernel, triton.cdiv(y.size, 1024), outs, values, y.size, sizes, so, tuple(strides), BLOCK=1024,
-               **constants)  # fmt: skip
-        return
     *before, columns = range(len(sizes))
-    rows = next((d for d in before for s in merged if s[d] == 1 and s[columns] > 1 and sizes[d] >= 16), None)
-    if rows is None:  # one tile may have rows of several dimensions
-        c = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-sizes[columns] // c) * c)
-        parts, tile = ([], before), (1024 // c, c)
-    else:  # tiles have 64 bytes or more along both contiguous dimensions
+    rows = next((d for d in before for s in merged if s[d] == 1 and s[columns] > 1), None)
+    is_transposed = rows is not None and min(sizes[rows], sizes[columns]) >= 16
+    # Rows of other lengths than multiples of 16 do not load as vectors, but a contiguous array as a whole does.
+    if not is_transposed and (len(sizes) == 1 or sizes[columns] < 32 or sizes[columns] % 16):
+        steps = [in_order(sizes, s) for s in (so, *strides)]
+        launch(
+            flat_kernel, triton.cdiv(y.size, 1024), outs, values, y.size, sizes, steps[0], tuple(steps[1:]),
+            BLOCK=1024, **constants,
+        )  # fmt: skip
+        return
+    if is_transposed:  # tiles have 64 bytes or more along both contiguous dimensions
         side = 32 if max(x.dtype.itemsize for x in (*outs, *arrays)) > 2 else 64
         parts, tile = ([d for d in before if d != rows], [rows]), (side, side)
+    else:  # one tile may have rows of several dimensions
+        c = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-sizes[columns] // c) * c)
+        parts, tile = ([], before), (1024 // c, c)
     of_batch, of_rows = (lambda each, ds=ds: tuple([each[d] for d in ds]) for ds in parts)
     batch, row_sizes = of_batch(sizes) or (1,), of_rows(sizes)
-    steps = [(of_batch(s) or (0,), of_rows(s), s[columns]) for s in (so, *strides)]
+    parts_of = [(of_batch(s) or (0,), of_rows(s), s[columns]) for s in (so, *strides)]
     blocks = triton.cdiv(math.prod(row_sizes), tile[0]) * triton.cdiv(sizes[columns], tile[1])
     launch(
         rows_kernel, math.prod(batch) * blocks, outs, values, math.prod(row_sizes), sizes[columns], batch, row_sizes,
-        steps[0], tuple(steps[1:]), R=tile[0], C=tile[1], **constants,
+        parts_of[0], tuple(parts_of[1:]), R=tile[0], C=tile[1], **constants,
     )  # fmt: skip
 
 
