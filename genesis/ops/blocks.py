@@ -108,16 +108,18 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
 
 
 def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:
-    """Run `work(out, *inputs)` on pieces along the longest axis, in threads, with inputs broadcast to the output."""
+    """Run `work(out, *inputs)` on blocks along the longest axis, in threads, with inputs broadcast to the output."""
     if out.ndim == 0 or not is_split(out.size):
         work(out, *inputs)
         return
     views = [np.broadcast_to(x, out.shape) if isinstance(x, np.ndarray) and x.ndim else x for x in inputs]
     axis = max(range(out.ndim), key=lambda i: out.shape[i]) if out.shape[0] < 8 else 0
+    step = _step(out.size // out.shape[axis])
 
     def piece(start: int, stop: int) -> None:
-        window = (slice(None),) * axis + (slice(start, stop),)
-        work(out[window], *(x[window] if isinstance(x, np.ndarray) and x.ndim else x for x in views))
+        for first in range(start, stop, step):
+            window = (slice(None),) * axis + (slice(first, min(first + step, stop)),)
+            work(out[window], *(x[window] if isinstance(x, np.ndarray) and x.ndim else x for x in views))
 
     parallel(piece, out.shape[axis], out.size)
 
