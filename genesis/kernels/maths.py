@@ -363,3 +363,38 @@ if is_interpreted():
     approx_reciprocal = in_numpy(np.reciprocal)
     fma = in_numpy(lambda x, y, z: x.astype(np.float64) * y + z)  # exact if x·y is about -z
     fmod, divide, root = in_numpy(np.fmod), in_numpy(np.divide), in_numpy(np.sqrt)
+
+
+# --- Sums without an order --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def size_bits(x):
+    """Return the bits of |x| of float32, which order like |x|, with infinity and then NaN last."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def in_units(x, top):
+    """Return float32 x in units of 2^-47 of the largest power of 2 in `top`, truncated to int64.
+
+    Args:
+        top: the largest of `size_bits` of all terms of the sum, of x's shape or broadcast to it.
+    """
+    return (x * ((301 - tl.maximum(top >> 23, 64)) << 23).to(tl.float32, bitcast=True)).to(tl.int64)
+
+
+@triton.jit
+def from_units(units, top):
+    """Return a sum of `in_units` as float32: infinite or NaN if the largest term is."""
+    total = units.to(tl.float32) * ((tl.maximum(top >> 23, 64) - 47) << 23).to(tl.float32, bitcast=True)
+    return tl.where(top >= 0x7F800000, top.to(tl.float32, bitcast=True), total)
+
+
+@triton.jit
+def order_free_sum(x, AXIS: tl.constexpr):
+    """Return the sum of float32 x along an axis of at most 2^15 terms. Integers are added, so no layout, tile or number
+    of warps changes a bit of it. Its error is below 2^-32 of the largest term, before rounding to float32.
+    """
+    top = tl.max(size_bits(x), AXIS)
+    return from_units(tl.sum(in_units(x, tl.expand_dims(top, AXIS)), AXIS), top)

@@ -30,6 +30,7 @@ from typing import NamedTuple
 import triton
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
@@ -42,7 +43,15 @@ from genesis.kernels.attention.flash import (
     attention_bwd_reduce_splits,
     attention_fwd,
 )
-from genesis.kernels.attention.problem import AttentionTile, Problem, l2_sections, padded_head_dim, problem_of, tiles_of
+from genesis.kernels.attention.problem import (
+    EXACT_SIZES,
+    AttentionTile,
+    Problem,
+    l2_sections,
+    padded_head_dim,
+    problem_of,
+    tiles_of,
+)
 from genesis.kernels.attention.spilled_ds import (
     DS_TILE,
     HEAD_DIMS,
@@ -92,7 +101,9 @@ def forward_into(
 ) -> None:  # fmt: skip
     """Launch the fastest forward kernel for the arguments, or `attention_fwd` with the given tile."""
     p = problem_of(scale, causal, window, doc_starts, q, k, v)
-    if tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
+    if tile is None and mode.exact and q.dtype.itemsize == 2:
+        tile = _tiles(q, p)[0]._replace(**EXACT_SIZES)
+    elif tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
         return
     t, k = tile or _tiles(q, p)[0], _keys_along_n(k, p)
     blocks = triton.cdiv(p.tokens, t.queries)

@@ -108,6 +108,11 @@ class AttentionTile(NamedTuple):
     registers: int = 0  # the most registers per thread, so that more programs share an SM; 0 for no limit
 
 
+# Forward inside `genesis.exact`: key blocks of one size, and 16 queries per warp, so that the four lanes of a quad hold
+# a row of weights and `tl.sum` adds it in the same order as one warp does for 16 queries.
+KEY_BLOCK = 64
+EXACT_SIZES = {"queries": 64, "keys": KEY_BLOCK, "warps": 4}
+
 # By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" applies to 2-byte types that Hopper loads by TMA.
 # Measured on an H200 with Triton 3.6.
 TILES: dict[str, dict[int, tuple[AttentionTile, AttentionTile, AttentionTile]]] = {

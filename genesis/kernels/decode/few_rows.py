@@ -173,10 +173,11 @@ def _balanced(k: int, step: int, most: int) -> int:
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
     """Return whether these kernels support x·Wᵀ: few rows, floats of at most 4 bytes, contiguous rows in all weights.
-    Ops that are recorded for a backward pass use the training kernels, so training results keep their bits.
+    Ops that are recorded for a backward pass use the training kernels, so training results keep their bits. These
+    kernels sum along K in several chains, which `genesis.exact` excludes.
     """
     return (
-        not mode.grad
+        not (mode.grad or mode.exact)
         and 0 < x.size <= MAX_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16, float32)
         and all(w.size and w.strides[1] == 1 for w in weights)

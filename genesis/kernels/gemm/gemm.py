@@ -48,6 +48,7 @@ DEQUANT_M = tl.constexpr(2048)  # alpha points to the quantization scales of the
 DEQUANT_N = tl.constexpr(4096)  # the scales of the n columns follow them
 DEQUANT = tl.constexpr(2048 + 4096)
 RESIDUAL_BY_TMA = tl.constexpr(8192)  # instead of RESIDUAL: `p_residual` is a descriptor like out's
+ROUND = tl.constexpr(16384)  # round to out's type before the residual is added
 
 
 @triton.jit
@@ -95,6 +96,8 @@ def epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, WORK: tl.constex
     if BIAS_M & EPILOGUE:
         b_acc += converted(tl.load(p_vector + o_m * vector_stride, mask=o_m < m, other=0), WORK)[:, None]
     b_acc = activation(b_acc, EPILOGUE)
+    if ROUND & EPILOGUE:
+        b_acc = converted(converted(b_acc, p_o.dtype.element_ty), WORK)
     if (RESIDUAL | ACCUMULATE) & EPILOGUE:
         o = out_offsets(i_batch, o_m, o_n, so, INT64)
         mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
@@ -295,7 +298,7 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
     if SCHEDULE == "one_tile":
         i_batch, i_m, i_n = grouped_tile(start, tiles_m, tiles_n, GROUP, MATRICES)
         # A residual that is loaded before the main loop has arrived by its end.
-        EARLY: tl.constexpr = (DEQUANT | EPILOGUE) == (DEQUANT | RESIDUAL)
+        EARLY: tl.constexpr = (DEQUANT | ROUND | EPILOGUE) == (DEQUANT | ROUND | RESIDUAL)
         if EARLY:
             o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
             mask = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
@@ -304,7 +307,10 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
             d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_LAYOUT, B_LAYOUT, DOT, TILE
         )  # fmt: skip
         if EARLY:
-            b_acc = dequantized(b_acc, o_m, o_n, m, n, alpha, EPILOGUE) + converted(b_residual, tl.float32)
+            b_acc = dequantized(b_acc, o_m, o_n, m, n, alpha, EPILOGUE)
+            if ROUND & EPILOGUE:
+                b_acc = converted(converted(b_acc, p_o.dtype.element_ty), tl.float32)
+            b_acc += converted(b_residual, tl.float32)
         store_slices(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, operands, so, 0 if EARLY else EPILOGUE,
                      OUT_LAYOUT, INT64, BM, BN, SLICES)  # fmt: skip
     else:

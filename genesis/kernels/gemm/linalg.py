@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
@@ -47,6 +48,7 @@ from genesis.kernels.gemm.gemm import (
     RELU,
     RESIDUAL,
     RESIDUAL_BY_TMA,
+    ROUND,
     SCALE_M,
     SCALE_N,
     SILU,
@@ -142,6 +144,7 @@ class Epilogue(NamedTuple):
     alpha: float | Array
     row_scale: Array | None = None
     scales: Scales | None = None
+    rounds: bool = False
     along: str = "n"
 
     @property
@@ -153,6 +156,7 @@ class Epilogue(NamedTuple):
         if self.row_scale is not None:
             bits |= SCALE_M.value if self.along == "n" else SCALE_N.value
         bits |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
+        bits |= ROUND.value * (self.rounds and self.residual is not None)
         if self.scales is not None:
             return int(bits | DEQUANT_M.value | DEQUANT_N.value * self.scales.of_columns)
         if isinstance(self.alpha, Array):
@@ -167,7 +171,7 @@ class Epilogue(NamedTuple):
     @property
     def is_early(self) -> bool:
         """True if the epilogue only adds a residual. Programs of one tile then load it before the main loop."""
-        return self.flags & ~DEQUANT.value == RESIDUAL.value
+        return self.flags & ~(DEQUANT.value | ROUND.value) == RESIDUAL.value
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -252,12 +256,13 @@ def matmul_into(
     out: Array, a: Array, b: Array, *, transpose_b: bool = False, bias: Array | None = None,
     activation: str | None = None, residual: Array | None = None, accumulate: bool = False,
     alpha: float | Array = 1.0, row_scale: Array | None = None, scales: Scales | None = None,
-    one_chain: bool = False, tile: GemmTile | None = None,
+    rounds: bool = False, one_chain: bool | None = None, tile: GemmTile | None = None,
 ) -> None:  # fmt: skip
     """Write out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus out's previous value if `accumulate`.
 
     The epilogue is computed in float32 (float64 for float64, the integers' own type for integers) and rounded once. A
-    residual of 2-byte operands may be added after the result is rounded, where that is faster.
+    residual of 2-byte operands may be added after the result is rounded, where that is faster. With `rounds` it always
+    is, so that a row does not depend on the number of rows.
 
     Args:
         out: `[..., m, n]`, contiguous, of any float dtype if the operands are floats.
@@ -270,8 +275,9 @@ def matmul_into(
         alpha: a number, or an array of one element in the accumulator's type.
         row_scale: `[m]`, with any stride; requires a single matrix and no bias.
         scales: scales of quantized operands; requires a single matrix, and alpha = 1.
+        rounds: round the product to out's type before the residual is added.
         one_chain: compute each element by one accumulator that adds the terms in ascending order, whatever the sizes;
-            not for 8-bit floats.
+            not for 8-bit floats. None does so inside `genesis.exact`.
         tile: tile that replaces the model's choice, for benchmarks.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
@@ -280,9 +286,11 @@ def matmul_into(
     p = _gemm_of(out, a, b, transpose_b)
     assert row_scale is None or (bias is None and out.ndim == 2)  # kernels have one parameter for both
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # kernels take it as alpha
-    e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales)
-    special = (_launch_warp_specialized, _launch_tf32_rs, _launch_thin, _launch_few_columns)
-    if tile is None and not one_chain and any(is_launched(p, e) for is_launched in special):
+    e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales, rounds)
+    one_chain = mode.exact if one_chain is None else one_chain
+    split = (_launch_tf32_rs, _launch_thin, _launch_few_columns)  # these sum along k in other orders
+    special = (_launch_warp_specialized, *(() if one_chain else split))
+    if tile is None and any(is_launched(p, e) for is_launched in special):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_rank1(p, e)

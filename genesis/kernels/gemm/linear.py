@@ -42,7 +42,7 @@ def linear(
         rows = as_matrix(contiguous(x))
         quantized_gemm_into(as_matrix(out), rows, contiguous(weight), bias=bias, residual=residual)
         return
-    matmul_into(out, x, weight, transpose_b=True, bias=bias, residual=residual)
+    matmul_into(out, x, weight, transpose_b=True, bias=bias, residual=residual, rounds=True)
 
 
 @cuda_impl("packed_linear")

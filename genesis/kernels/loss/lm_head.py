@@ -22,6 +22,10 @@ launched, because the host never reads the flags. Rows without a valid label hav
 float16 has too few exponents for this method: S for a loss of 12, and 1 / S, are out of its range. For that type
 `loss.py` computes logits in float32.
 
+Inside `genesis.exact` the loss has one order of sums, which a sampler can follow before it knows a label. A tile's
+statistics are relative to its own maximum (`tile_statistics`), `row_lse` combines them, and `log_prob` gives the loss.
+The label's logit is then the accumulator's, which the tile that holds it stores. The gradients keep the reference c.
+
 Tiles: BM rows x BN classes, BK elements along the width; one row in steps of BLOCK tiles or WIDTH elements.
 """
 
@@ -33,11 +37,13 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32, int32
+from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
@@ -104,6 +110,50 @@ def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w
     tl.store(p_overflow + 1 + i_row % rows // BM, 0)
 
 
+# --- Statistics in one order (docs/decisions/0014-exact.md) -----------------------------------------------------------
+
+
+@triton.jit
+def tile_statistics(b_x, scale):
+    """Return, of a tile of logits [BM, 128] in the accumulator's layout with 16 rows per warp: each row's maximum [BM],
+    b_e = 2^((x - maximum)·scale) [BM, 128], and the sums of b_e [BM].
+    """
+    b_top = tl.max(b_x, 1)  # [BM]
+    b_e = tl.exp2((b_x - b_top[:, None]) * scale)  # [BM, 128]
+    return b_top, b_e, tl.sum(b_e, 1)
+
+
+UNIT = tl.constexpr(2.0**40)  # a row's sum is at least 1, and at most 128 per tile
+
+
+@triton.jit
+def row_lse(p_maxima, p_sums, i_own, tiles, scale, BLOCK: tl.constexpr):
+    """Return over the tiles of a row: the maximum M, S = Σ sum·2^((maximum - M)·scale), and the part of S of all tiles
+    but i_own. S is added in integers, so in no order.
+    """
+    maxima = tl.full((BLOCK,), -float("inf"), tl.float32)  # [BLOCK]
+    for start in range(0, tiles, BLOCK):
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        maxima = tl.maximum(maxima, tl.load(p_maxima + i, mask=i < tiles, other=-float("inf")))
+    maximum = tl.max(maxima, 0)
+    units, others = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.float32)  # [BLOCK] each
+    for start in range(0, tiles, BLOCK):
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        top = tl.load(p_maxima + i, mask=i < tiles, other=-float("inf"))  # [BLOCK]
+        terms = tl.load(p_sums + i, mask=i < tiles, other=0) * tl.exp2((top - maximum) * scale)  # [BLOCK]
+        units += (terms * UNIT).to(tl.int64)
+        others += tl.where(i == i_own, 0.0, terms)
+    others = tl.sum(others, 0)
+    total = tl.sum(units, 0).to(tl.float32) * (1 / UNIT)
+    return maximum, tl.where(others == others, total, others), others  # NaN has no integer
+
+
+@triton.jit
+def log_prob(logit, maximum, total, scale):
+    """Return the log-probability of a class, given its logit and the results of `row_lse`."""
+    return maths.rounded_product((logit - maximum) * scale, LN_2 + logit * 0) - tl.log(total)
+
+
 # --- The GEMM ---------------------------------------------------------------------------------------------------------
 
 
@@ -130,29 +180,41 @@ def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES:
 
 
 @triton.jit
-def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN: tl.constexpr,
-                 BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given."""
+def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
+                 EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+    """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given. With p_labels, the
+    statistics are those of `tile_statistics`, and the logits of the labels in this tile are stored.
+    """
     o_m = i_m * BM + tl.arange(0, BM)  # [BM]
     reference = tl.load(p_references + o_m, mask=o_m < m, other=0)  # [BM]
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
-    b_e = tl.exp2(b_x * scale - reference[:, None])  # [BM, BN]
     o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
-    tl.store(p_maxima + o_s, tl.max(b_x, 1), mask=o_m < m)
-    tl.store(p_sums + o_s, tl.sum(b_e, 1), mask=o_m < m)
+    if p_labels is None:
+        b_e = tl.exp2(b_x * scale - reference[:, None])  # [BM, BN]
+        b_top, b_sum = tl.max(b_x, 1), tl.sum(b_e, 1)  # [BM] each
+    else:
+        b_label = tl.load(p_labels + o_m, mask=o_m < m, other=-1) - i_n * BN  # [BM]
+        b_logit = tl.sum(tl.where(tl.arange(0, BN)[None, :] == b_label[:, None], b_x, 0.0), 1)  # [BM]
+        tl.store(p_logits + o_m, b_logit, mask=(b_label >= 0) & (b_label < BN))
+        b_top, b_e, b_sum = tile_statistics(b_x, scale)
+        if d_e is not None:
+            b_e = b_e * tl.exp2(b_top * scale - reference)[:, None]  # [BM, BN]
+    tl.store(p_maxima + o_s, b_top, mask=o_m < m)
+    tl.store(p_sums + o_s, b_sum, mask=o_m < m)
     if d_e is not None:
         store_pieces(b_e, d_e, i_m * BM, i_n * BN, BM, BN, PIECES)
 
 
 @triton.jit(do_not_specialize=["m", "n", "k"])
-def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, m, n, k, scale, DOT: tl.constexpr,
-                       EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                       BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, m, n, k, scale,
+                       DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
+                       BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
     given.
 
     Args:
+        p_labels: labels of the rows, for statistics in one order; see `exp_epilogue`.
         EVEN: BN divides n.
         RECOMPUTE: compute only blocks with overflowed rows.
     """
@@ -166,8 +228,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
                 b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
-                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN, BM, BN,
-                             PIECES)  # fmt: skip
+                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n,
+                             scale, EVEN, BM, BN, PIECES)  # fmt: skip
     else:
         # The epilogue has its own tile counter. With a shared one, loads of the next tile would wait for this store.
         i_stored = start - programs
@@ -176,8 +238,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
             i_stored += programs
             _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
-            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, i_m, i_n, tiles_n, m, n, scale, EVEN, BM, BN,
-                         PIECES)  # fmt: skip
+            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
+                         EVEN, BM, BN, PIECES)  # fmt: skip
 
 
 # --- Loss and gradients -----------------------------------------------------------------------------------------------
@@ -218,11 +280,18 @@ def scale_row(p_y, p_x, factor, width, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tiles", "classes"])
 def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels, p_overflow, p_maxima, p_sums, p_e,
                        p_x, p_y, p_g, tiles, classes, width, se, sx, sy, sg, scale, RECOMPUTE: tl.constexpr,
-                       BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+                       EXACT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+                       WIDTH: tl.constexpr):  # fmt: skip
     """Store the loss of a row and flag the row if it overflowed. If `p_e` is given, also store g / S, the label's
     element of E, and x·g / S in `p_y`, for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that
     are not flagged.
+
+    Args:
+        EXACT: the statistics are those of `tile_statistics`.
+        TILE: (BM, BN).
     """
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
     i_row = tl.program_id(0).to(tl.int64)
     p_flag = p_overflow + 1 + i_row // BM
     if RECOMPUTE:
@@ -232,8 +301,14 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
     label, reference = tl.load(p_row_labels + i_row), tl.load(p_references + i_row)
     valid = label >= 0
     i_own = tl.where(valid, label, 0) // BN
-    maximum, own, others = row_statistics(p_maxima + i_row * tiles, p_sums + i_row * tiles, i_own, tiles, BLOCK)
-    total = own + others
+    p_maxima, p_sums = p_maxima + i_row * tiles, p_sums + i_row * tiles
+    if EXACT:
+        maximum, exact_total, others = row_lse(p_maxima, p_sums, i_own, tiles, scale, BLOCK)
+        shift = tl.exp2(maximum * scale - reference)
+        total, others = exact_total * shift, others * shift
+    else:
+        maximum, own, others = row_statistics(p_maxima, p_sums, i_own, tiles, BLOCK)
+        total = own + others
 
     # Results of an overflowed row are wrong until the row is recomputed.
     infinite = tl.abs(maximum) == float("inf")  # the plain reference gives NaN
@@ -242,9 +317,11 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
     tl.store(p_overflow, 1, mask=overflow)
     tl.store(p_flag, 1, mask=overflow)
 
-    # Compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed.
-    exponent = (tl.load(p_logits + i_row) * scale - reference) * LN_2
-    loss = tl.where(infinite, float("nan"), tl.log(total) - exponent)
+    if EXACT:
+        loss = -log_prob(tl.load(p_logits + i_row), maximum, exact_total, scale)
+    else:  # compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed
+        loss = tl.log(total) - (tl.load(p_logits + i_row) * scale - reference) * LN_2
+    loss = tl.where(infinite, float("nan"), loss)
     tl.store(p_losses + i_row, tl.where(valid, loss, 0.0))
     if p_e is not None:
         factor = tl.where(infinite, float("nan"), 1 / total)
@@ -338,7 +415,7 @@ class Head:
         self.properties = backend_of(x.device).driver.properties
         self.tile = fitted(tile_of(rows), x.dtype.itemsize, self.properties.shared_memory)
         self.tiles = triton.cdiv(weight.shape[0], self.tile.bn)
-        self.scale = LOG2_E / labels.temperature
+        self.scale, self.exact = LOG2_E / labels.temperature, mode.exact
         tokens, device = x.shape[0], x.device
         self.losses, self.factors, self.references, self.logits = (empty((tokens,), float32, device) for _ in range(4))
         self.row_labels = empty((tokens,), int32, device)
@@ -371,11 +448,13 @@ class Head:
         target = memory and Descriptor(memory, (count, classes), memory.strides, (t.bm, columns))
         dot = float32 if is_interpreted() else bfloat16  # the interpreter cannot multiply bfloat16
         programs = backend_of(x.device).persistent_programs(t.ctas_per_sm)
+        labels = [row_slice(a, first, count) if self.exact else None for a in (self.row_labels, self.logits)]
         launch(
             lm_head_exp_kernel, min(programs, triton.cdiv(count, t.bm) * self.tiles),
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
             self.maxima, self.sums, row_slice(self.references, first, count),
-            row_slice(self.overflow, first // self.rows, 1), count, classes, width, self.scale, DOT=TRITON[dot.name],
+            row_slice(self.overflow, first // self.rows, 1), *labels, count, classes, width, self.scale,
+            DOT=TRITON[dot.name],
             EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group,
             PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
@@ -392,7 +471,7 @@ class Head:
             self.sums, memory, x, y, g, self.tiles, self.labels.classes, x.shape[1],
             0 if memory is None else memory.strides[0], x.strides[0], 0 if y is None else y.strides[0],
             0 if g is None else g.strides[0], self.scale,
-            RECOMPUTE=recompute, BM=self.tile.bm, BN=self.tile.bn,
+            RECOMPUTE=recompute, EXACT=self.exact, TILE=(self.tile.bm, self.tile.bn),
             BLOCK=min(ROW_TILES, triton.next_power_of_2(self.tiles)), WIDTH=self._width, num_warps=4,
         )  # fmt: skip
 

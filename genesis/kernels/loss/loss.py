@@ -368,9 +368,10 @@ def _with_head(
         head.forward(first, count, dxc)
         grads = head.gradients(count)
         if dw is not None:
-            matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale)
+            matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale, one_chain=False)
         if needs_dx:
-            matmul_into(dxc, grads, weight, alpha=scale, row_scale=row_slice(head.factors, first, count))
+            factors = row_slice(head.factors, first, count)
+            matmul_into(dxc, grads, weight, alpha=scale, row_scale=factors, one_chain=False)
     return head.losses
 
 
@@ -397,9 +398,9 @@ def _with_logits(
             GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
         if dx is not None:
-            matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale)
+            matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale, one_chain=False)
         if sum_dw is not None:
-            matmul_into(sum_dw, transposed(grads), xc, accumulate=first > 0, alpha=scale)
+            matmul_into(sum_dw, transposed(grads), xc, accumulate=first > 0, alpha=scale, one_chain=False)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(identity, dw, sum_dw, work=float32)
     return losses

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
+from genesis.dtypes import float32
 from genesis.kernels import maths
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import (
@@ -42,6 +44,15 @@ def rsqrt(mean, eps):
 
 
 @triton.jit
+def row_sum(x, EXACT: tl.constexpr):
+    """Return the sums of the rows of a tile; with EXACT they do not depend on the tile."""
+    if EXACT:
+        return maths.order_free_sum(x, 1)
+    else:
+        return tl.sum(x, 1)
+
+
+@triton.jit
 def load_parameter(p, i_h, m_h, step, WORK: tl.constexpr):
     """Load a parameter as a tile [1, BH], in the layout of the tiles that it multiplies."""
     return converted(tl.load(p + (i_h * step)[None, :], mask=m_h[None, :], other=0), WORK)
@@ -60,7 +71,7 @@ def apply_norm(x, m, r, p_w, p_b, i_h, m_h, dw, db, CENTRED: tl.constexpr):
 @triton.jit
 def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, dw, db, CENTRED: tl.constexpr,
                         WORK: tl.constexpr, INT64: tl.constexpr, ONE_PASS: tl.constexpr, OVERLAP: tl.constexpr,
-                        BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+                        EXACT: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
     i_n = program_indices(BN, INT64)  # [BN]
@@ -79,7 +90,7 @@ def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, 
             for first in range(BH, h, BH):
                 m_f = m_n[:, None] & (first + i_h < h)[None, :]
                 total += converted(tl.load(p_n + ((first + i_h) * dx)[None, :], mask=m_f, other=0), WORK)  # [BN, BH]
-        mean = maths.divide(tl.sum(total, 1), count)  # [BN]
+        mean = maths.divide(row_sum(total, EXACT), count)  # [BN]
     c = tl.where(m, x - mean[:, None], 0)  # [BN, BH]
     square = c * c  # [BN, BH]
     if not ONE_PASS:
@@ -88,7 +99,7 @@ def norm_forward_kernel(p_y, p_m, p_r, p_x, p_w, p_b, n, h, eps, sizes, sx, dx, 
             z = converted(tl.load(p_n + ((first + i_h) * dx)[None, :], mask=m_f, other=0), WORK)  # [BN, BH]
             z = tl.where(m_f, z - mean[:, None], 0)
             square += z * z
-    r = rsqrt(maths.divide(tl.sum(square, 1), count), eps)  # [BN]
+    r = rsqrt(maths.divide(row_sum(square, EXACT), count), eps)  # [BN]
     tl.store(p_r + i_n, r, mask=m_n)
     if CENTRED:
         tl.store(p_m + i_n, mean, mask=m_n)
@@ -277,7 +288,8 @@ def _forward(
         sizes, sx, x.strides[-1], weight.strides[0], bias.strides[0] if bias is not None else 1,
         CENTRED=bias is not None, WORK=TRITON[work.name],
         INT64=needs_int64((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), ONE_PASS=cut.one_pass,
-        OVERLAP=n <= FEW_ROWS and can_overlap(x), BN=cut.rows, BH=cut.columns, num_warps=cut.warps,
+        OVERLAP=n <= FEW_ROWS and can_overlap(x), EXACT=mode.exact and work is float32, BN=cut.rows, BH=cut.columns,
+        num_warps=cut.warps,
     )  # fmt: skip
 
 

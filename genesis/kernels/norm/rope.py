@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import promote_types
+from genesis.dtypes import float32, promote_types
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted, float_argument, needs_int64, program_indices, work_type
 from genesis.kernels.norm.norm import rsqrt, sum_partials
@@ -25,6 +26,17 @@ from genesis.ops.shape import contiguous
 from genesis.shapes import broadcast_strides
 
 TILE, HEADS = 1024, 3  # pairs of one head per program, 8 per thread; heads per program, which share cos and sin
+
+
+@triton.jit
+def rotated_pair(left, right, cos, sin):
+    """Return a rotated pair. All four products are rounded, because a fused multiply-add of one of them would make the
+    result depend on the compiler's choice.
+    """
+    return (
+        maths.rounded_product(left, cos) - maths.rounded_product(right, sin),
+        maths.rounded_product(right, cos) + maths.rounded_product(left, sin),
+    )
 
 
 @triton.jit
@@ -62,8 +74,9 @@ def rope_kernel(p_o, p_x, p_cos, p_sin, tokens, rotated, so, sx, sc, ss, INVERSE
         p_left, p_right = p_o + i * so[2] + o_o, p_o + i * so[2] + PAIRS * so[3] + o_o
         if i_head + i < rotated:
             b_left, b_right = converted(lefts[i], WORK), converted(rights[i], WORK)
-            tl.store(p_left, converted(b_left * b_cos - b_right * b_sin, p_o.dtype.element_ty), mask=m)
-            tl.store(p_right, converted(b_right * b_cos + b_left * b_sin, p_o.dtype.element_ty), mask=m)
+            b_left, b_right = rotated_pair(b_left, b_right, b_cos, b_sin)
+            tl.store(p_left, converted(b_left, p_o.dtype.element_ty), mask=m)
+            tl.store(p_right, converted(b_right, p_o.dtype.element_ty), mask=m)
         else:
             tl.store(p_left, lefts[i], mask=m)
             tl.store(p_right, rights[i], mask=m)
@@ -180,9 +193,21 @@ def copy_heads(p_y, p_x, lowest, end, i_batch, i_time, i_pair, m, half, so, sx, 
 
 
 @triton.jit
+def squares_of_pairs(first, second, EXACT: tl.constexpr):
+    """Return the sums of the squares of heads [ROWS]; with EXACT they do not depend on the tile."""
+    if EXACT:
+        first, second = first * first, second * second
+        top = tl.max(tl.maximum(maths.size_bits(first), maths.size_bits(second)), 1)  # [ROWS]
+        units = maths.in_units(first, top[:, None]) + maths.in_units(second, top[:, None])  # [ROWS, HALF]
+        return maths.from_units(tl.sum(units, 1), top)
+    else:
+        return tl.sum(first * first + second * second, 1)
+
+
+@triton.jit
 def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens, heads, half, eps, so, sx, sc, ss, sw,
-                     WORK: tl.constexpr, INT64: tl.constexpr, ROWS: tl.constexpr, HALF: tl.constexpr,
-                     STAGES: tl.constexpr):  # fmt: skip
+                     WORK: tl.constexpr, INT64: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr,
+                     HALF: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Normalise and rotate query and key heads, and copy value heads.
 
     Args:
@@ -198,10 +223,11 @@ def norm_rope_kernel(p_y, p_r, p_x, p_query, p_key, p_cos, p_sin, count, tokens,
         width = tl.full((ROWS,), 2, WORK) * half  # [ROWS]
         for i_head in tl.range(first_head(lowest), end, tl.num_programs(1), num_stages=STAGES):
             first, second = load_pairs(p_x, i_batch, i_time, i_head, i_pair, half, sx, m, WORK)  # [ROWS, HALF] each
-            r = rsqrt(maths.divide(tl.sum(first * first + second * second, 1), width), eps)  # [ROWS]
+            r = rsqrt(maths.divide(squares_of_pairs(first, second, EXACT), width), eps)  # [ROWS]
             tl.store(p_r + i_token * heads[2] + i_head, r, mask=m_token)
             a, b = first * r[:, None] * w_a, second * r[:, None] * w_b  # [ROWS, HALF] each
-            store_pairs(p_y, a * c - b * s, b * c + a * s, i_batch, i_time, i_head, i_pair, half, so, m)
+            a, b = rotated_pair(a, b, c, s)
+            store_pairs(p_y, a, b, i_batch, i_time, i_head, i_pair, half, so, m)
     copy_heads(p_y, p_x, heads[2], heads[0], i_batch, i_time, i_pair, m, half, so, sx, WORK, STAGES)
 
 
@@ -272,7 +298,8 @@ def norm_rope(
         launch(
             norm_rope_kernel, grid, y, rstd, x, query_weight, key_weight, cos, sin, batch * tokens, tokens,
             (all_heads, heads, heads + key_heads), size // 2, float_argument(eps, work), y.strides, x.strides, *tables,
-            (query_weight.strides[0], key_weight.strides[0]), WORK=TRITON[work.name], **constants,
+            (query_weight.strides[0], key_weight.strides[0]), WORK=TRITON[work.name],
+            EXACT=mode.exact and work is float32, **constants,
         )  # fmt: skip
 
 
