@@ -21,18 +21,16 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda.dispatch import cuda_impl_of
 from genesis.backend.cuda.launch import launch
 from genesis.compiler.fuse import REDUCTIONS, ROW_LIMIT, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
 from genesis.compiler.program import run_op
-from genesis.compiler.trace import Break, fake
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, in_order, needs_int64, offsets, work_type
 from genesis.kernels.formulas import tile_function
 from genesis.kernels.pointwise import random
-from genesis.kernels.pointwise.elementwise import Expression, expressions_of, identity, scalar_argument
+from genesis.kernels.pointwise.elementwise import Expression, expression, identity, scalar_argument
 from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -41,42 +39,13 @@ from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
 
 def expression_of(call: Call) -> Expression | None:
-    """Return the expression of an elementwise call, with values as operands; None if it needs several."""
-    out = call.outputs[0]
-    name = call.op.name
-    if name in ("copy", "cast"):
-        return Expression(identity, call.inputs[:1], work_type(call.inputs[0].dtype), bool_)
-    if name == "overwrite":
-        source = call.inputs[1]
-        dtype = source.dtype if isinstance(source, Value) else out.dtype
-        return Expression(identity, (source,), work_type(dtype), bool_)
-    if name == "fill":
-        return Expression(identity, (call.attrs["value"],), work_type(out.dtype), bool_)
-    if name in ("dropout", "place", "choose"):  # `_Writer` writes them
-        return Expression(identity, call.inputs[:1], work_type(out.dtype), bool_)
-    stand_ins: dict[int, Value] = {}
-
-    def stand_in(x: Any) -> Any:
-        if not isinstance(x, Value):
-            return x
-        array = _shaped(x)
-        stand_ins[id(array)] = x
-        return array
-
-    try:
-        inputs = [stand_in(x) for x in call.inputs]
-        found = expressions_of(cuda_impl_of(call.op), _shaped(out), *inputs, **call.attrs)
-    except (Break, AttributeError, TypeError):
-        return None
-    if len(found) != 1:
-        return None
-    operands = tuple(stand_ins[id(x)] if isinstance(x, Array) else x for x in found[0].operands)
-    return found[0]._replace(operands=operands)
-
-
-def _shaped(v: Value) -> Array:
-    """An array with the layout of a value."""
-    return fake(Value(v.shape, v.strides, v.dtype, v.device))
+    """Return the expression of an elementwise call, with values as operands; None for an op without a formula."""
+    out, name = call.outputs[0], call.op.name
+    if name in ("copy", "cast", "overwrite", "fill", "dropout", "place", "choose"):  # `_Writer` writes the last three
+        x = call.attrs["value"] if name == "fill" else call.inputs[name == "overwrite"]
+        work = work_type(x.dtype if isinstance(x, Value) else out.dtype)
+        return Expression(identity, (x,), work, work)
+    return None if call.op.formula is None else expression(call.op, out.dtype, *call.inputs)
 
 
 # --- The kernel of a group --------------------------------------------------------------------------------------------
@@ -303,16 +272,14 @@ class _Writer:
 
     def point(self, call: Call) -> None:
         """Write an elementwise call."""
-        expression = expression_of(call)
-        assert expression is not None
-        works = [expression.work] * len(expression.operands)
-        if len(works) == 3:
-            works[0] = expression.condition_type
-        arguments = [self.operand(x, call, work) for x, work in zip(expression.operands, works, strict=True)]
-        text, function = arguments[0], expression.function
+        found = expression_of(call)
+        assert found is not None
+        works = [found.condition_type, *[found.work] * (len(found.operands) - 1)]
+        arguments = [self.operand(x, call, work) for x, work in zip(found.operands, works, strict=True)]
+        text, function = arguments[0], found.function
         shape = self.shape_of(self.group.places[call.outputs[0]])
-        if call.op.name == "div" and expression.work is float32:
-            y = expression.operands[1]
+        if call.op.name == "div" and found.work is float32:
+            y = found.operands[1]
             if not isinstance(y, Value) and 1e-30 < abs(y) < 1e30:
                 text = f"{text} * {self.operand(1 / y, call, float32)}"
             else:
@@ -322,7 +289,7 @@ class _Writer:
             if call.op.name in ("sigmoid", "exp", "tanh"):
                 function = tile_function(call.op.name, "fast" if narrow else "quick")
             text = f"{self.function(function, call.op.name)}({', '.join(arguments)})"
-        self.keep(call, text, expression.work, shape)
+        self.keep(call, text, found.work, shape)
 
     def quotient(self, x: str, y: str, shape: str) -> str:
         """x / y with an error of up to two ulps; one reciprocal for all elements of a row."""

@@ -11,7 +11,6 @@ scalars are arguments, not constants, so that a new value does not recompile the
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -133,34 +132,6 @@ def scalar_argument(value: Any, work: DType) -> Any:
     return float_argument(value, work)
 
 
-class Expression(NamedTuple):
-    """The arguments of an `elementwise` call, for a kernel that fuses it with other work."""
-
-    function: Any
-    operands: tuple[Any, ...]
-    work: DType
-    condition_type: DType
-
-
-class _Expressions(threading.local):
-    """The list that collects the expressions of this thread, while `expressions_of` runs an implementation."""
-
-    collected: list[Expression] | None = None
-
-
-_expressions = _Expressions()
-
-
-def expressions_of(implementation: Callable[..., None], *args: Any, **attrs: Any) -> list[Expression]:
-    """Run a CUDA implementation and return its calls of `elementwise`, none of which launches."""
-    _expressions.collected = calls = []
-    try:
-        implementation(*args, **attrs)
-    finally:
-        _expressions.collected = None
-    return calls
-
-
 def elementwise(
     function: Any, out: Array | tuple[Array, ...], *operands: Any, work: DType | None = None,
     condition_type: DType | None = None,
@@ -177,9 +148,6 @@ def elementwise(
     outs = out if isinstance(out, tuple) else (out,)
     y = outs[0]
     work = work_type(y.dtype if work is None else work)
-    if _expressions.collected is not None:
-        _expressions.collected.append(Expression(function, operands, work, condition_type or work))
-        return
     arrays = [x for x in operands if isinstance(x, Array)]
     broadcast = [broadcast_strides(x.shape, x.strides, y.shape) for x in arrays]
     order = sorted(range(y.ndim), key=lambda d: -y.strides[d])  # neighbours in memory are neighbours in a tile
@@ -227,39 +195,54 @@ def identity(x):
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
 
 
-def form_of(dtype: DType) -> str:
-    """Return the form of a function whose results have this type."""
-    return "fast" if dtype.is_floating_point and dtype.itemsize <= 2 else "exact"
-
-
-def implementation(op: OpLike) -> Callable[..., None]:
-    """Return the CUDA implementation of an op with a formula.
-
-    Results of type bool, and several results, are computed in the common type of the operands.
-    """
-
-    def run(out: Array | tuple[Array, ...], *operands: Any) -> None:
-        first = out[0] if isinstance(out, tuple) else out
-        is_own = isinstance(out, tuple) or first.dtype is bool_
-        work = result_type(operands) if is_own else first.dtype
-        form = "bools" if work is bool_ else form_of(first.dtype)
-        elementwise(tile_function(op.name, form), out, *operands, work=work)
-
-    return run
-
-
 @triton.jit
 def cube(x):
     return x * x * x
 
 
-@cuda_impl("pow")
-def pow(out: Array, x: Any, p: Any) -> None:
-    """Compute x^p. Squares and cubes, by far the most frequent powers, are products."""
-    if isinstance(p, (int, float)) and p in (2, 3):
-        elementwise(tile_function("square") if p == 2 else cube, out, x)
-    else:
-        elementwise(tile_function("pow", form_of(out.dtype)), out, x, p)
+class Expression(NamedTuple):
+    """What a kernel computes for an elementwise op with one type of results.
+
+    Attributes:
+        operands: arrays or numbers, or what stands for arrays: values with a dtype and a shape.
+        work: type of the computation.
+        condition_type: type of the first operand.
+    """
+
+    function: Any
+    operands: tuple[Any, ...]
+    work: DType
+    condition_type: DType
+
+
+def expression(op: OpLike, dtype: DType, *operands: Any, is_several: bool = False) -> Expression:
+    """Return what is computed for an op with a formula.
+
+    Results of type bool, and several results, are computed in the common type of the operands. Squares and cubes, by
+    far the most frequent powers, are products.
+    """
+    work = result_type(operands) if is_several or dtype is bool_ else dtype
+    form = "bools" if work is bool_ else "fast" if work_type(dtype) is not dtype else "exact"
+    name, function, first = op.name, None, work_type(work)
+    if name == "where":
+        first = bool_
+    elif name == "clamp" and None in operands:
+        x, low, high = (*operands, None)[:3]
+        name, operands = ("maximum", (x, low)) if high is None else ("minimum", (x, high))
+    elif name == "pow" and isinstance(operands[1], (int, float)) and operands[1] in (2, 3):
+        name, function, operands = "square", cube if operands[1] == 3 else None, operands[:1]
+    return Expression(function or tile_function(name, form), operands, work_type(work), first)
+
+
+def implementation(op: OpLike) -> Callable[..., None]:
+    """Return the CUDA implementation of an op with a formula."""
+
+    def run(out: Array | tuple[Array, ...], *operands: Any) -> None:
+        first = out[0] if isinstance(out, tuple) else out
+        found = expression(op, first.dtype, *operands, is_several=isinstance(out, tuple))
+        elementwise(found.function, out, *found.operands, work=found.work, condition_type=found.condition_type)
+
+    return run
 
 
 @cuda_impl("copy", "cast")
@@ -281,20 +264,6 @@ def fill(out: Array, value: float, shape: Any, dtype: DType) -> None:
         clear(out)
     else:
         elementwise(identity, out, value)
-
-
-@cuda_impl("where")
-def where(out: Array, condition: Array, x: Any, y: Any) -> None:
-    elementwise(tile_function("where"), out, condition, x, y, condition_type=bool_)
-
-
-@cuda_impl("clamp")
-def clamp(out: Array, x: Array, min: Any = None, max: Any = None) -> None:
-    if min is not None and max is not None:
-        elementwise(tile_function("clamp"), out, x, min, max)
-    else:
-        name, bound = ("maximum", min) if max is None else ("minimum", max)
-        elementwise(tile_function(name), out, x, bound)
 
 
 # --- Ranges, in float64 or exact integers -----------------------------------------------------------------------------
