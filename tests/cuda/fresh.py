@@ -13,6 +13,5 @@ def forget_backends() -> None:
     backend_for.cache_clear()
     cuda.backend_of.cache_clear()
     select._plans.clear()
-    select._last_counts.clear()
     faults.flag.cache_clear()
     faults._words.clear()

@@ -9,17 +9,15 @@ kernel writes. Tiles: T elements; `masked_select_kernel` reads values as [T / C,
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend import Device
 from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.dispatch import Plan, layout_of, record
-from genesis.backend.cuda.launch import clear, forget_plan, launch, recording
+from genesis.backend.cuda.launch import clear, forget_plan, launch
 from genesis.dtypes import int32, int64
 from genesis.kernels.elements import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.index.segment import report_fault
@@ -29,12 +27,8 @@ from genesis.ops.index import MASK_BLOCK
 TILE = 4096
 COLUMNS = 2048  # columns of the tile that copies values; rows of 128 to 1024 are up to 7 times slower
 PLANS = 256  # the most cached plans
-COUNT_ONCE = 1 << 27  # elements of a mask from which counting twice costs more than launching without a plan
 
 _plans: dict[Any, Plan] = {}  # launch plans of `masked_select_kernel`
-
-# The last count on each device: the mask, its layout and version, and its tiles' offsets.
-_last_counts: dict[Device, tuple[Any, Any, Array]] = {}
 
 
 @triton.jit
@@ -173,30 +167,9 @@ def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
     )  # fmt: skip
 
 
-def _layout(x: Array) -> tuple[Any, ...]:
-    return (x.offset, x.shape, x.strides, x.dtype, x.storage.version, backend_of(x.device).stream)
-
-
 def count_true(out: Array, x: Array) -> None:
-    """Write the number of elements of x that are not 0 to an int64 scalar. For a large mask, the tiles' offsets are
-    cached for the `true_indices` that usually follows. No plan is kept then: a replay would not refresh them.
-    """
-    tile_offsets = _tile_offsets(x, out)
-    recorder = recording()
-    if x.size >= COUNT_ONCE and recorder is not None and any(x is operand for operand in recorder.operands):
-        recorder.cacheable = False
-        _last_counts[x.device] = (weakref.ref(x.storage), _layout(x), tile_offsets)
-
-
-def _cached_offsets(x: Array) -> Array | None:
-    """Return the offsets of the last count if it counted this mask and nothing has written to the mask since."""
-    if x.size < COUNT_ONCE:
-        return None
-    storage, layout, tile_offsets = _last_counts.pop(x.device, (None, None, None))
-    if storage is None or storage() is not x.storage or layout != _layout(x):
-        return None
-    forget_plan()
-    return tile_offsets
+    """Write the number of elements of x that are not 0 to an int64 scalar."""
+    _tile_offsets(x, out)
 
 
 def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
@@ -205,9 +178,7 @@ def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_di
     """
     if out.size == 0:
         return
-    tile_offsets = _cached_offsets(x)
-    if tile_offsets is None:
-        tile_offsets = _tile_offsets(x, empty((1,), int64, x.device))
+    tile_offsets = _tile_offsets(x, empty((1,), int64, x.device))
     sizes, strides = collapse(x.shape, x.strides)
     shape = x.shape or (1,)
     launch(
