@@ -575,6 +575,9 @@ def step_of(group: Group, stored: list[Value]) -> GroupStep:
     elif writer.is_blocked:
         columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
         tile = (1024 // columns, columns)
+        if _is_transposed(group.space, group.split, strides):  # 64 bytes or more along both contiguous dimensions
+            tile = (32, 32) if max(v.dtype.itemsize for v in (*stored, *writer.operands)) > 2 else (64, 64)
+            columns = tile[1]
         tiles = -(-group.rows // tile[0]) * -(-group.columns // columns)
     elif writer.is_looped:
         tile, tiles = (1, LOOP_TILE), group.rows
@@ -610,12 +613,21 @@ def _written(group: Group, stored: list[Value]) -> _Writer:
 def _rows(space: Shape, strides: list[Shape]) -> int | None:
     """The split of a space that does not merge into one dimension, if rows of the last ones load as vectors.
 
-    That needs 32 columns or more, a multiple of 16. Otherwise contiguous operands load as vectors of all elements.
+    That needs 32 columns or more, a multiple of 16. Otherwise contiguous operands load as vectors of all elements. An
+    operand that is contiguous along the rows needs tiles in any case.
     """
     if len(collapse(space, *strides)[0]) == 1 or memory_order(space, strides[0]) != list(range(len(space))):
         return None
     k = next(k for k in range(len(space)) if len(collapse(space[k:], *(each[k:] for each in strides))[0]) == 1)
-    return k if k and numel(space[k:]) >= 32 and numel(space[k:]) % 16 == 0 else None
+    is_even = numel(space[k:]) >= 32 and numel(space[k:]) % 16 == 0
+    return k if k and (is_even or _is_transposed(space, k, strides)) else None
+
+
+def _is_transposed(space: Shape, k: int, strides: list[Shape]) -> bool:
+    """Whether an operand is contiguous along the last dimension of the rows, and not along the columns."""
+    wide = [d for d, n in enumerate(space) if n > 1]
+    row, column = max((d for d in wide if d < k), default=0), max(d for d in wide if d >= k)
+    return min(space[row], numel(space[k:])) >= 16 and any(st[row] == 1 and st[column] > 1 for st in strides)
 
 
 def _jit(source: str, title: str, names: dict[str, Any]) -> Any:

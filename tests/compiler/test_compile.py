@@ -11,6 +11,7 @@ import pytest
 
 import genesis
 from genesis import nn
+from genesis.backend.cuda.launch import watching_launches
 from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
@@ -301,6 +302,28 @@ class Deep(nn.Module):
         for _ in range(6):
             x = F.dropout(x @ self.weight, 0.2).tanh() + 0.1
         return x
+
+
+@pytest.mark.parametrize("shape", ((50, 70), (3, 40, 48), (33, 17), (70, 9)))
+def test_an_operand_with_its_own_contiguous_dimension_is_read_in_square_tiles(shape: tuple[int, ...]) -> None:
+    """Along rows that are as long as a tile is high, so that both dimensions load as vectors."""
+    rng = np.random.default_rng(0)
+    x = genesis.tensor(rng.standard_normal(shape).astype(np.float32), device="cuda")
+    y = genesis.tensor(rng.standard_normal((*shape[:-2], *shape[:-3:-1])).astype(np.float32), device="cuda")
+
+    def function(x: Any, y: Any) -> Any:
+        return (x + 1) * y.transpose(-1, -2).exp() - x
+
+    tiles = []
+
+    def note(launch: Any, stream: int) -> None:
+        tiles.append((launch.constants.get("R"), launch.constants.get("C")))
+        launch.run(stream)
+
+    with watching_launches(note):
+        found = genesis.compile(function)(x, y)
+    assert tiles == ([(32, 32)] if min(shape[-2:]) >= 16 else [(None, None)])
+    assert found.tolist() == function(x, y).tolist()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
