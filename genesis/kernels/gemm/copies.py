@@ -2,8 +2,8 @@
 
 Plain reference: genesis/ops/elementwise.py: `copy`, `cast`; numpy.concatenate.
 
-- Transposed copies, between arrays with different contiguous axes: tiles are read along one axis, transposed in shared
-  memory, and stored along the other axis.
+- Transposed copies, between arrays with different contiguous axes, by the elementwise kernel in tiles of rows and
+  columns.
 - Aligned copies, of rows that TMA cannot address to rows that begin at multiples of 16 bytes. Loading such rows through
   pointers, element by element, leaves the tensor cores idle for nine tenths of the time. The copy reads and writes the
   operand once, and the GEMM then loads by TMA.
@@ -26,28 +26,12 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, int16, int32, int64
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
+from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
 MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied first
 MIN_USES = 3  # uses of each element that save as much as an extra read and write costs
-
-
-@triton.jit
-def transpose_kernel(p_o, p_x, rows, columns, blocks_r, blocks_c, so_r, sx_c, batch, so, sx,
-                     INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
-    """Store out[batch, r, c] = x[batch, r, c], where x is contiguous along r and out along c."""
-    program = tl.program_id(0)
-    b = program // (blocks_r * blocks_c)
-    r = program // blocks_c % blocks_r
-    c = program % blocks_c
-    if INT64:
-        b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
-    r = (r * R + tl.arange(0, R))[:, None]  # [R, 1]
-    c = (c * C + tl.arange(0, C))[None, :]  # [1, C]
-    m = (r < rows) & (c < columns)  # [R, C]
-    x = tl.load(p_x + offsets(b, batch, sx) + r + c * sx_c, mask=m)  # [R, C]
-    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, converted(x, p_o.dtype.element_ty), mask=m)
 
 
 def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
@@ -63,12 +47,6 @@ def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
     return multiply_adds >= max(MIN_MULTIPLY_ADDS, MIN_USES * elements)
 
 
-def tile(itemsize: int) -> tuple[int, int, int]:
-    """Return (rows, columns, warps) of a tile, which has at least 128 bytes along both axes."""
-    side = {1: 128, 2: 64, 4: 32, 8: 32}[itemsize]
-    return side, side, 4
-
-
 def transposed_copy(out: Array, x: Array) -> bool:
     """Copy x to `out` in out's dtype. Return False, without copying, unless their contiguous axes differ."""
     sizes, so, sx = collapse(out.shape, out.strides, x.strides)
@@ -77,14 +55,7 @@ def transposed_copy(out: Array, x: Array) -> bool:
     r = next((d for d in wide_enough if sx[d] == 1 and d != c), None)
     if c is None or r is None or sx[c] == 1 or min(*so, *sx) < 0:
         return False
-    batch_dims = [d for d in range(len(sizes)) if d not in (r, c)]
-    batch, batch_so, batch_sx = (tuple(s[d] for d in batch_dims) or (n,) for s, n in ((sizes, 1), (so, 0), (sx, 0)))
-    rows, columns, warps = tile(max(out.dtype.itemsize, x.dtype.itemsize))
-    blocks_r, blocks_c = triton.cdiv(sizes[r], rows), triton.cdiv(sizes[c], columns)
-    launch(
-        transpose_kernel, math.prod(batch) * blocks_r * blocks_c, out, x, sizes[r], sizes[c], blocks_r, blocks_c,
-        so[r], sx[c], batch, batch_so, batch_sx, INT64=needs_int64(sizes, so, sx), R=rows, C=columns, num_warps=warps,
-    )  # fmt: skip
+    elementwise(identity, out, x, work=x.dtype)
     return True
 
 

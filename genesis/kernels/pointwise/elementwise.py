@@ -36,7 +36,6 @@ from genesis.kernels.elements import (
     work_type,
 )
 from genesis.kernels.formulas import tile_function
-from genesis.kernels.gemm.copies import transposed_copy
 from genesis.ops.blocks import as_type
 from genesis.shapes import broadcast_strides
 
@@ -172,7 +171,7 @@ def elementwise(
         )  # fmt: skip
         return
     if is_transposed:  # tiles have 64 bytes or more along both contiguous dimensions
-        side = 32 if max(x.dtype.itemsize for x in (*outs, *arrays)) > 2 else 64
+        side = {1: 128, 2: 64}.get(max(x.dtype.itemsize for x in (*outs, *arrays)), 32)
         parts, tile = ([d for d in before if d != rows], [rows]), (side, side)
     else:  # one tile may have rows of several dimensions
         c = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-sizes[columns] // c) * c)
@@ -247,9 +246,8 @@ def implementation(op: OpLike) -> Callable[..., None]:
 
 @cuda_impl("copy", "cast")
 def copy(out: Array, x: Array, dtype: DType | None = None) -> None:
-    """Copy x in out's dtype. A transpose is copied through shared memory."""
-    if not transposed_copy(out, x):
-        elementwise(identity, out, x, work=x.dtype)
+    """Copy x in out's dtype."""
+    elementwise(identity, out, x, work=x.dtype)
 
 
 @cuda_impl("overwrite")
