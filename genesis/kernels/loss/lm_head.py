@@ -151,7 +151,7 @@ def row_lse(p_maxima, p_sums, i_own, tiles, scale, BLOCK: tl.constexpr):
 @triton.jit
 def log_prob(logit, maximum, total, scale):
     """Return the log-probability of a class, given its logit and the results of `row_lse`."""
-    return maths.rounded_product((logit - maximum) * scale, LN_2 + logit * 0) - tl.log(total)
+    return maths.rounded_product((logit - maximum) * scale, tl.zeros_like(logit) + LN_2) - tl.log(total)
 
 
 # --- The GEMM ---------------------------------------------------------------------------------------------------------
