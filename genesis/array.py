@@ -191,22 +191,21 @@ def overlap_in_part(x: Array, y: Array) -> bool:
 
 def label(array: Array, owner: str) -> Array:
     """Set the owner of an array's memory, such as "parameter", for snapshots and errors (default: the op that ran)."""
-    array.storage.backend.label(array.storage, owner)
+    if array.__class__ is Array:  # an array of a trace has no memory
+        array.storage.backend.label(array.storage, owner)
     return array
 
 
 def from_host(values: np.ndarray, dtype: DType, device: Device) -> Array:
     """Return a copy of numpy's values, cast to `dtype`, on a device."""
     array = allocated(values.shape, dtype, device)
-    backend_for(device).from_numpy(values, array)
-    return _constant(array, is_shared=False)
-
-
-def _constant(array: Array, is_shared: bool) -> Array:
-    """Return an array with values from the host, which a trace keeps."""
-    if makers and (trace := makers.get(get_ident())) is not None:
-        return trace.keep(array, is_shared)  # type: ignore[no-any-return]
-    return array
+    trace = makers.pop(get_ident(), None)  # it need not know of a write into new memory
+    try:
+        backend_for(device).from_numpy(values, array)
+    finally:
+        if trace is not None:
+            makers[get_ident()] = trace
+    return array if trace is None else trace.keep(array, is_shared=False)
 
 
 def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
@@ -228,4 +227,5 @@ def from_numpy(values: np.ndarray, *, share: bool = True) -> Array:
     block = run.view(np.uint8) if extent else np.empty(0, np.uint8)
     array = Array(CpuStorage(block, extent * item, owner=values), values.shape, strides, dtype)
     array._np = values
-    return _constant(array, is_shared=True)
+    trace = makers.get(get_ident())
+    return array if trace is None else trace.keep(array, is_shared=True)

@@ -94,7 +94,9 @@ def explain(fn: Callable[..., Any]) -> Callable[..., Explanation]:
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         inner = getattr(fn, "_compiled", fn)
         compiled = inner if isinstance(inner, Compiled) else Compiled(fn, fullgraph=False, schedule=schedule)
+        compiled.lazy.patience, before = 1, compiled.lazy.patience
         compiled(*args, **kwargs)
+        compiled.lazy.patience = before
         return Explanation.of(compiled)
 
     return explained

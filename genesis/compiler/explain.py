@@ -29,11 +29,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The kernels of the newest trace of each call, and the breaks with file and line."""
+    """The kernels of the newest trace of each call, and the breaks with file and line.
+
+    Attributes:
+        pieces: the pieces of functions with breaks, each with where and why it ends, and its kernels.
+    """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     breaks: tuple[str, ...]
+    pieces: tuple[tuple[str, tuple[Kernel, ...]], ...] = ()
 
     @classmethod
     def of(cls, compiled: Compiled) -> Explanation:
@@ -41,11 +46,14 @@ class Explanation:
         forward = tuple(k for e in entries for k in _kernels(e.region.program))
         backward = tuple(k for e in entries if e.region.backward for k in _kernels(e.region.backward_program))
         breaks = tuple(dict.fromkeys(f"{b.line}: {b.reason}" for b in compiled.breaks.values()))
-        return cls(forward, backward, breaks)
+        lazy = compiled.lazy.pieces.values()
+        pieces = tuple((f"{p.line}: {p.reason}", tuple(_kernels(p.program))) for p in lazy if p.program is not None)
+        return cls(forward, backward, breaks, pieces)
 
     def __str__(self) -> str:
         lines = []
-        for title, kernels in (("forward", self.forward), ("backward", self.backward)):
+        pieces = [(f"piece until {end}", kernels) for end, kernels in self.pieces]
+        for title, kernels in (("forward", self.forward), ("backward", self.backward), *pieces):
             if kernels:
                 lines.append(f"{title}: {len(kernels)} kernels")
             for k in kernels:

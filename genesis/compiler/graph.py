@@ -6,7 +6,7 @@ is a value that names its `root`, the value whose memory it views.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,13 +115,15 @@ class Graph:
                 kept.append(call)
         return Graph(self.inputs, kept[::-1], self.outputs, self.writes)
 
-    def with_own_memory(self, storages: Sequence[int]) -> Graph:
-        """Return the graph with copies of the first outputs that share a root, although their `storages` differ."""
-        first: dict[Value, int] = {}
+    def with_own_memory(self, storages: Sequence[int], constants: Iterable[Value] = ()) -> Graph:
+        """Return the graph with copies of the first outputs that share a root although their `storages` differ, and of
+        those that are constants.
+        """
+        first = dict.fromkeys(constants, -1)
         calls, outputs = list(self.calls), list(self.outputs)
         for i, (v, storage) in enumerate(zip(outputs, storages, strict=False)):
             x = v.root
-            if x.call is not None and first.setdefault(x, storage) != storage:
+            if (x.call is not None or x in first) and first.setdefault(x, storage) != storage:
                 copied = Value(x.shape, x.strides, x.dtype, x.device)
                 copied.call = Call(registry["copy"], (x,), {}, (copied,))
                 calls.append(copied.call)

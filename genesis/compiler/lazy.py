@@ -35,7 +35,7 @@ CALLS = 1 << 14  # most different calls of ops of a function; with more, it runs
 # Ops that raise errors for values: the error must come from the line that calls them.
 RAISING = frozenset((
     "index_get", "index_get_backward", "index_put", "embedding", "embedding_backward", "bincount", "floor_divide",
-    "remainder", "bernoulli", "multinomial", "sample", "cross_entropy", "linear_cross_entropy",
+    "remainder", "bernoulli", "multinomial", "cross_entropy", "linear_cross_entropy",
     "linear_token_log_probs",
 ))  # fmt: skip
 
@@ -52,8 +52,9 @@ def _is_exposed(x: Array) -> bool:
         return False
     if storage.owner is not None:  # type: ignore[attr-defined]
         return True
-    held = 2 if values is None else 3
-    return sys.getrefcount(storage.block) > held or sys.getrefcount(values) > 3  # type: ignore[attr-defined]
+    if values is not None and sys.getrefcount(values) > 3:
+        return True
+    return sys.getrefcount(storage.block) > (2 if values is None else 3)  # type: ignore[attr-defined]
 
 
 class Window(NamedTuple):
@@ -116,7 +117,7 @@ class Piece:
     def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
         """Run the ops, and give the storages of the slots in `kept` their memory."""
         self.runs += 1
-        if self.runs == tree.patience and len(calls) > 1:
+        if self.runs == tree.patience and (len(calls) > 1 or tree.patience == 1):
             try:
                 self._compile(calls, slots, kept, tree)
             except Break:  # the piece changes memory that it also reads through another view
@@ -246,6 +247,9 @@ class Pieces:
         call = self.tree.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
         if call is None:
             return self._run_now(op, inputs, attrs, out)
+        if self.waiting and self.waiting[0].device != call.device:
+            self.flush("continues on another device")
+            return self.call(op, inputs, attrs, out)
         self.waiting.append(call)
         if out is not None:
             if call.changes_caller:

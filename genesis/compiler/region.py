@@ -10,10 +10,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from genesis.array import Array, Spec
+from genesis.autograd.double import Tape
 from genesis.autograd.graph import Edge, Node
-from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node
+from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node, taped
 from genesis.backend import mode
 from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
@@ -45,6 +47,7 @@ class Region:
         forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
         storages = [id(t.array.storage) for t in outputs]
+        constants = [value for x, value in trace.captured if id(x) in trace.constants]
         calls = list(forward.calls)
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
         writes = [*forward.writes, *trace.changed()]
@@ -58,14 +61,14 @@ class Region:
         if not self.differentiable:
             inputs = [*arguments, *(value for _, value in trace.captured)]
             first = Graph(inputs, calls, values, writes).without_common_calls()
-            first = first.with_own_memory(storages).without_dead_calls()
+            first = first.with_own_memory(storages, constants).without_dead_calls()
             values = first.outputs
         else:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
             inputs = [*arguments, *(value for _, value in trace.captured)]
             results = [*values, *(g for g in grads if g is not None)]
             joint = Graph([*inputs, *seeds], forward.calls, results).without_common_calls()
-            joint = joint.with_own_memory(storages)
+            self.joint = joint = joint.with_own_memory(storages, constants)
             values, self.gradient_values = joint.outputs[: len(values)], joint.outputs[len(values) :]
             saved, later = saved_values(joint, inputs, values, self.gradient_values)
             first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
@@ -95,7 +98,9 @@ class Region:
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
             if edges is not None:
-                node = _node(self.forward, edges, arrays, results, {})
+                # A recorded pass reads all inputs, as far as they still exist.
+                found = [(ref(x), x.storage.version, edge) for x, edge in zip(arrays, edges, strict=True)]
+                node = _node(self.forward, edges, arrays, results, {"inputs": found})
                 node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
         tensors_out = []
         for i, (index, value) in enumerate(self.outputs):
@@ -108,10 +113,6 @@ class Region:
         return tensors_out
 
     def _vjp(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        if current_tracer() is not None:
-            raise GradientError(
-                f"{self.forward.name}: a compiled function has no second derivative", next="call it without compile"
-            )
         kept = [(ctx.inputs if kind == "input" else ctx.outputs)[i] for kind, i in self.saved]
         incoming = []
         for i in self.differentiable:
@@ -122,6 +123,8 @@ class Region:
                 device = next(x.device for x in (*kept, *grads) if isinstance(x, Array))
                 grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
             incoming.append(grad if grad.is_contiguous else _contiguous(grad))
+        if isinstance(current_tracer(), Tape):
+            return self._recorded_vjp(ctx, incoming)
         results = iter(self.run_backward((*kept, *incoming)))
         result_of = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
         gradients: list[Array | None] = [None] * len(ctx.inputs)
@@ -134,6 +137,40 @@ class Region:
             if root is None:
                 root = (*kept, *incoming)[self.backward_program.inputs.index(value.root)]
             gradients[index] = root.view(value.shape, value.strides, root.offset + value.offset)
+        return tuple(gradients)
+
+    def _recorded_vjp(self, ctx: Context, incoming: list[Array]) -> tuple[Array | None, ...]:
+        """Compute the gradients from all inputs by single ops, which have gradients themselves."""
+        found = []
+        for x, (kept, version, edge) in zip(ctx.inputs, ctx.attrs["inputs"], strict=True):
+            if x is None:
+                x = kept()
+                if x is None or x.storage.version != version:
+                    what = f"{self.forward.name}: its second derivative needs an input that was freed or changed"
+                    raise GradientError(what, next="keep the input, or call the function without compile")
+                x = taped(x, edge, current_tracer()) if edge is not None else x
+            found.append(x)
+        arrays = dict(zip(self.joint.inputs, [*found, *incoming], strict=True))
+
+        def operand(x: Any) -> Any:
+            if not isinstance(x, Value):
+                return x
+            root = arrays[x.root]
+            if x.root is x:
+                return root
+            if root.strides != x.root.strides:  # the op alone stores its result in another order
+                order = sorted(range(root.ndim), key=lambda d: -x.root.strides[d])
+                shape, strides = (tuple(of[d] for d in order) for of in (root.shape, root.strides))
+                root = _contiguous(root.view(shape, strides))
+            return root.view(x.shape, x.strides, root.offset + x.offset)
+
+        for call in self.joint.calls:
+            attrs = dict(call.attrs) if call.inputs else {**call.attrs, "device": call.outputs[0].device}
+            arrays.update(zip(call.outputs, execute(call.op, tuple(map(operand, call.inputs)), attrs), strict=True))
+        gradients: list[Array | None] = [None] * len(ctx.inputs)
+        values = iter(self.joint.outputs[len(self.values) :])
+        for index, exists in zip(self.sources, self.gradients, strict=True):
+            gradients[index] = operand(next(values)) if exists else None
         return tuple(gradients)
 
 

@@ -156,7 +156,7 @@ class Trace:
         if current_tracer() is not self:
             return x
         self.constants[id(x)] = x
-        return x if is_shared else registry["copy"](x)
+        return x if is_shared else fake(self.read(x))
 
     def touch(self) -> None:
         """Raise Break, because the host reads or writes memory."""
