@@ -332,8 +332,7 @@ class Compiled:
                 f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
                 next="remove it, or pass fullgraph=False",
             )  # fmt: skip
-        device = next((t.array.device for t in tensors), CPU)
-        return self.lazy.run(lambda: self.function(*args, **kwargs), device)
+        return self.lazy.run(lambda: self.function(*args, **kwargs))
 
     def _compare(self, entry: Entry, described: Any, tensors: list[TensorBase]) -> None:
         """Trace the function once more and compare. Raises UsageError for another graph."""

@@ -1,48 +1,39 @@
 """The lazy tier: a function with breaks runs in Python, and its ops wait until something needs their values.
 
 A piece of waiting ops ends where a value in memory is needed (`item()`, `print`, an op that a graph cannot hold), where
-memory of the caller changes, and at the end of the function. It then runs as one program, which stores only the results
+memory of the caller changes, and where the function ends. It then runs as one program, which stores only the results
 that something still refers to. Autograd records the ops as in eager code. A piece is compiled at its second run.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
 
-import numpy as np
-
-from genesis.array import Array, Spec, allocated, from_host
+from genesis.array import Array, Spec, allocated
 from genesis.autograd.graph import calling_line
-from genesis.autograd.record import TensorBase
-from genesis.backend import CPU, Device, backend_for
+from genesis.backend import CPU, Device
 from genesis.backend.cuda.dispatch import exact, is_value
 from genesis.compiler.graph import Graph
 from genesis.compiler.program import Program
 from genesis.compiler.region import region_op
-from genesis.compiler.trace import Break, Lazy, Pending, Trace, active, lazy
-from genesis.dtypes import DType, int64
+from genesis.compiler.trace import Lazy, Pending, Trace, active, lazy
+from genesis.dtypes import DType
 from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
 from genesis.random import default_generator
 from genesis.shapes import Shape, contiguous_strides, numel
 
 LONGEST = 256  # most ops of a piece
-CALLS = 1 << 14  # most different calls of ops of a function; with more, it runs uncompiled
+CALLS = 1 << 14  # most different calls of ops, and most pieces, of a function; later ones do not wait
+PROGRAMS = 256  # most compiled pieces of a function
 # Ops that raise errors for values: the error must come from the line that calls them.
 RAISING = frozenset((
     "index_get", "index_get_backward", "index_put", "embedding", "embedding_backward", "bincount", "floor_divide",
     "remainder", "bernoulli", "multinomial", "cross_entropy", "linear_cross_entropy",
     "linear_token_log_probs",
 ))  # fmt: skip
-
-
-@functools.cache
-def _may_wait(op: Op) -> bool:
-    return registry.get(op.name) is op and not op.mutates and op.name not in RAISING
 
 
 def _is_exposed(x: Array) -> bool:
@@ -69,8 +60,12 @@ class Window(NamedTuple):
     def array(self, slots: list[Any]) -> Array:
         """The operand in memory."""
         memory = slots[self.slot]
-        storage, start, device = (memory.real, 0, memory.device) if memory.__class__ is Pending else memory
-        return Array(storage, self.shape, self.strides, self.dtype, device, start + self.offset)
+        if memory.__class__ is Pending:
+            return Array(memory.real, self.shape, self.strides, self.dtype, memory.device, self.offset)
+        storage, start, x = memory
+        if x.storage is storage and (x.offset - start, x.shape, x.strides, x.dtype) == self[1:]:
+            return x  # type: ignore[no-any-return]
+        return Array(storage, self.shape, self.strides, self.dtype, x.device, start + self.offset)
 
 
 class Waiting(NamedTuple):
@@ -80,7 +75,6 @@ class Waiting(NamedTuple):
         number: its number among the calls of the function.
         operands: windows and numbers.
         target: what the op overwrites.
-        changes_caller: whether the target is memory that existed before the piece.
         first: slot of the first result.
         layouts: (shape, strides, dtype, bytes) of each result.
     """
@@ -90,7 +84,6 @@ class Waiting(NamedTuple):
     operands: list[Any]
     attrs: dict[str, Any]
     target: Window | None
-    changes_caller: bool
     first: int
     layouts: list[tuple[Any, ...]]
     device: Device
@@ -117,11 +110,9 @@ class Piece:
     def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
         """Run the ops, and give the storages of the slots in `kept` their memory."""
         self.runs += 1
-        if self.runs == tree.patience and (len(calls) > 1 or tree.patience == 1):
-            try:
-                self._compile(calls, slots, kept, tree)
-            except Break:  # the piece changes memory that it also reads through another view
-                self.program = None
+        if self.runs == tree.patience and (len(calls) > 1 or tree.patience == 1) and tree.programs < PROGRAMS:
+            self._compile(calls, slots, kept, tree)
+            tree.programs += 1
         if self.program is None:
             self._run_ops(calls, slots, kept)
             return
@@ -164,7 +155,7 @@ class Piece:
             self.inputs.append(Window(slot, x.offset - start, x.shape, x.strides, x.dtype))
         storages: list[Any] = [traced[slot].storage for slot in kept]
         outputs = [storage.value for storage in storages]
-        graph = Graph([v for _, v in trace.captured], trace.graph.calls, outputs, trace.changed())
+        graph = Graph([v for _, v in trace.captured], trace.graph.calls, outputs)
         graph = graph.without_common_calls().with_own_memory(kept).without_dead_calls()
         self.program = tree.schedule(graph)
         self.op = region_op(f"{tree.name} piece", self.program)
@@ -181,19 +172,19 @@ class Tree:
         calls: the calls of ops that wait, by op, operands and attributes.
         pieces: by the numbers of the calls, and the slots that are needed afterwards.
         patience: the run at which a piece is compiled.
-        draws: whether the function draws random numbers.
+        programs: number of compiled pieces.
     """
 
     def __init__(self, name: str, schedule: Callable[[Graph], Program]) -> None:
-        self.name, self.schedule, self.patience, self.draws = name, schedule, 2, False
+        self.name, self.schedule, self.patience, self.programs = name, schedule, 2, 0
         self.calls: dict[Any, Waiting] = {}
         self.pieces: dict[Any, Piece] = {}
 
-    def run(self, function: Callable[[], Any], device: Device) -> Any:
+    def run(self, function: Callable[[], Any]) -> Any:
         """Call a function, whose ops wait."""
         pieces = Pieces(self)
         try:
-            with active(pieces), _positioned(device) if self.draws else nullcontext():
+            with active(pieces):
                 return function()
         finally:
             pieces.flush("ends")
@@ -204,7 +195,7 @@ class Pieces:
 
     Attributes:
         waiting: the calls of the piece.
-        slots: the memory of the piece: a `Pending` storage, or (storage, first element, device).
+        slots: the memory of the piece: a `Pending` storage, or (storage, offset of the first array, this array).
         known: slots of existing storages, by id.
     """
 
@@ -241,21 +232,17 @@ class Pieces:
         """Let an op wait and return arrays without memory, or run it now if a piece cannot hold it."""
         if op.view is not None:
             return (lazy(execute(op, inputs, attrs, out)[0]),)
-        key = self._key(op, inputs, attrs, out) if _may_wait(op) else None
-        if key is None:
-            return self._run_now(op, inputs, attrs, out)
-        call = self.tree.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
+        may_wait = registry.get(op.name) is op and not op.mutates and op.name not in RAISING
+        key = self._key(op, inputs, attrs, out) if may_wait else None
+        call = None if key is None else self.tree.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
         if call is None:
             return self._run_now(op, inputs, attrs, out)
-        if self.waiting and self.waiting[0].device != call.device:
+        if self.waiting and self.waiting[0].device is not call.device and self.waiting[0].device != call.device:
             self.flush("continues on another device")
             return self.call(op, inputs, attrs, out)
         self.waiting.append(call)
         if out is not None:
-            if call.changes_caller:
-                self.flush("changes memory of the caller")
-            else:
-                out.storage.version += 1
+            out.storage.version += 1
             return (out,)
         results = []
         for shape, strides, dtype, nbytes in call.layouts:
@@ -271,25 +258,29 @@ class Pieces:
     def _key(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Any, ...] | None:
         """The key of a call: slots and layouts of its arrays, and its numbers. None if the op cannot wait."""
         parts: list[Any] = [op, len(self.slots)]
-        for x in (*inputs, out):
-            storage: Any = lazy(x).storage if isinstance(x, Array) else None
+        for x in inputs if out is None else (*inputs, out):
+            if x.__class__ is float:
+                parts.append(x if x and x == x else exact(x))
+                continue
+            if not isinstance(x, Array):
+                if not is_value(x):
+                    return None
+                parts.append(exact(x))
+                continue
+            storage: Any = (x if x.__class__ is Lazy else lazy(x)).storage
             if storage.__class__ is Pending:
                 if storage.pieces is not self:
                     return None
                 parts.append((storage.value, x.offset, x.shape, x.strides))
-            elif storage is not None:
-                if _is_exposed(x):
-                    return None
-                slot = self.known.get(id(storage))
-                if slot is None:
-                    slot = self.known[id(storage)] = len(self.slots)
-                    self.slots.append((storage, x.offset, x.device))
-                device = None if x.device is CPU else x.device.index
-                parts.append((slot, x.offset - self.slots[slot][1], x.shape, x.strides, x.dtype, device))
-            elif is_value(x):
-                parts.append(exact(x))
-            else:
+                continue
+            if x is out or _is_exposed(x):
                 return None
+            slot = self.known.get(id(storage))
+            if slot is None:
+                slot = self.known[id(storage)] = len(self.slots)
+                self.slots.append((storage, x.offset, x))
+            device = None if x.device is CPU else x.device.index
+            parts.append((slot, x.offset - self.slots[slot][1], x.shape, x.strides, x.dtype, device))
         for name, value in attrs.items():
             if not is_value(value):
                 return None
@@ -301,10 +292,7 @@ class Pieces:
         self, key: tuple[Any, ...], op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any
     ) -> Waiting | None:
         """Infer the results of a call. None if it fails or cannot wait."""
-        if "seed" in attrs and not any(isinstance(x, Array) and x.spec == ((2,), int64) for x in inputs):
-            self.tree.draws = True  # from the next call on, draws count from a position in memory
-            return None
-        if len(self.tree.calls) >= CALLS:
+        if len(self.tree.calls) >= CALLS or ("seed" in attrs and not default_generator.is_positioned):
             return None
         try:
             inferred = op.infer(*inputs, **{name: x for name, x in attrs.items() if name != "device"})
@@ -316,12 +304,12 @@ class Pieces:
             return None
         windows = [
             Window(part[0], part[1], x.shape, x.strides, x.dtype) if isinstance(x, Array) else x
-            for part, x in zip(key[2:], (*inputs, out), strict=False)
+            for part, x in zip(key[2:], inputs if out is None else (*inputs, out), strict=False)
         ]
-        target, is_outside = windows.pop(), out is not None and out.__class__ is not Lazy
+        target = None if out is None else windows.pop()
         layouts = [(s, contiguous_strides(s), d, numel(s) * d.itemsize) for s, d in specs] if out is None else []
         number = len(self.tree.calls)
-        call = Waiting(number, op, windows, dict(attrs), target, is_outside, len(self.slots), layouts, device)
+        call = Waiting(number, op, windows, dict(attrs), target, len(self.slots), layouts, device)
         self.tree.calls[key] = call
         return call
 
@@ -343,24 +331,13 @@ class Pieces:
                     if each() is not None:
                         kept.append(i)
                         break
-        if not waiting or not (kept or waiting[-1].changes_caller):
+        if not kept:
             return
         key = (tuple([call.number for call in waiting]), tuple(kept))
         piece = tree.pieces.get(key)
         if piece is None:
-            piece = tree.pieces[key] = Piece(reason)
+            piece = Piece(reason)
+            if len(tree.pieces) < CALLS:
+                tree.pieces[key] = piece
         with tracing(None):
             piece.run(waiting, slots, kept, tree)
-
-
-@contextmanager
-def _positioned(device: Device) -> Iterator[None]:
-    """Let draws on a device count from a position in memory, so that calls of a function differ only in its words."""
-    generator = default_generator
-    if generator.is_positioned or backend_for(device).is_capturing:
-        yield
-        return
-    position = from_host(np.array(generator.words(), np.int64), int64, device)
-    with generator.positioned_by(TensorBase.wrap(position)):
-        yield
-    generator.fixed_draws += 1  # the words of this call were copied from the host

@@ -53,7 +53,8 @@ class State:
         self.tensors: list[TensorBase] = []
         self.items: list[tuple[Any, Any, Any]] = []  # (dict or list, key, value)
         self.cells: list[tuple[types.CellType, Any]] = []
-        self.sizes: list[tuple[Any, int]] = []
+        self.holders: list[Any] = []  # lists and dicts, and their lengths
+        self.lengths: list[int] = []
         self.slots: list[tuple[Any, str, Any]] = []  # (object, attribute, value)
         self.module_items: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
         self.module_sizes: list[tuple[Any, int]] = []
@@ -78,9 +79,8 @@ class State:
             now = cell.cell_contents
             if now is not then and not is_same(now, then):
                 return False
-        for holder, size in self.sizes:
-            if len(holder) != size:
-                return False
+        if list(map(len, self.holders)) != self.lengths:
+            return False
         for owner, name, then in self.slots:
             if not is_same(getattr(owner, name, _ABSENT), then):
                 return False
@@ -124,6 +124,10 @@ class State:
         if len(self._kept) > LIMIT:
             raise Break(f"reaches more than {LIMIT:,} objects")
         return True
+
+    def _guard_length(self, holder: Any) -> None:
+        self.holders.append(holder)
+        self.lengths.append(len(holder))
 
     def _visit(self, x: Any, names: frozenset[str]) -> None:
         """Add the guards of an object that code with these names reads; the reference to it is guarded already."""
@@ -211,7 +215,7 @@ class State:
                         if isinstance(part, TensorBase) and self._new(part):
                             self.tensors.append(part)
                 elif name.endswith("_hooks"):
-                    self.sizes.append((value, len(value)))
+                    self._guard_length(value)
                     for hook in value.values() if isinstance(value, dict) else ():
                         self._visit(hook, names)
                 else:
@@ -223,7 +227,7 @@ class State:
             return
         if isinstance(x, list):
             self._copies.append((x, list(x)))
-            self.sizes.append((x, len(x)))
+            self._guard_length(x)
             self.items += [(x, i, value) for i, value in enumerate(x)]
         for value in x:
             self._visit(value, names)
@@ -231,7 +235,7 @@ class State:
     def _visit_dict(self, x: dict[Any, Any], names: frozenset[str]) -> None:
         if not self._new(x):
             return
-        self.sizes.append((x, len(x)))
+        self._guard_length(x)
         self._copies.append((x, dict(x)))
         for key, value in x.items():
             self.items.append((x, key, value))
@@ -245,7 +249,7 @@ class State:
         top = type(x).__module__.partition(".")[0]
         if top in EFFECT_MODULES or type(x).__module__.startswith(("_io", "numpy.random")):
             raise Break(f"uses a {type(x).__name__}, whose effects a trace cannot repeat")
-        self.sizes.append((fields, len(fields)))
+        self._guard_length(fields)
         self._copies.append((fields, dict(fields)))
         for function in methods_of(type(x), names | {"__call__"}):
             self._visit_function(function)

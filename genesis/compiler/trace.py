@@ -20,6 +20,7 @@ from genesis.backend import Backend, Device, backend_for
 from genesis.compiler.decompose import decomposition
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import DType
+from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, registry, tracing
 from genesis.shapes import Shape, contiguous_strides, is_dense
 
@@ -75,6 +76,8 @@ class Pending:
             if self.pieces is None:
                 raise Break("reads values on the host")
             self.pieces.flush("reads values on the host")
+        if self.real is None:
+            raise UsageError("this value was never computed, because an op before it failed", next="run the op again")
         return getattr(self.real, name)
 
     def become(self, real: Any) -> None:
