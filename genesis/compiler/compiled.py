@@ -25,7 +25,7 @@ from genesis.compiler.lazy import Tree
 from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
 from genesis.compiler.state import ATOMS, State
-from genesis.compiler.trace import Break, Lazy, Trace, active, fake
+from genesis.compiler.trace import Break, Lazy, Trace, active
 from genesis.dtypes import default_dtype, int64
 from genesis.errors import UsageError
 from genesis.nn.module import Module, changes
@@ -196,7 +196,7 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
     """Call a traced function, whose draws start at an input. Return its result and the number of counters drawn."""
     generator = random.default_generator
     then, fixed = generator.state(), generator.fixed_draws
-    position = TensorBase.wrap(trace.input(fake(Value((2,), (1,), int64, device))))
+    position = TensorBase.wrap(trace.input(Value((2,), (1,), int64, device)))
     try:
         generator.manual_seed(_SEED)
         with generator.positioned_by(position):

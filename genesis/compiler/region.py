@@ -21,9 +21,10 @@ from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
 from genesis.compiler.program import Program
 from genesis.compiler.replay import Replayed
-from genesis.compiler.trace import Break, Trace, active, fake
+from genesis.compiler.trace import Break, Trace, active
 from genesis.errors import GradientError
-from genesis.op import Context, Op, current_tracer, execute
+from genesis.op import Context, Op, current_tracer, execute, registry
+from genesis.shapes import contiguous_strides
 
 _numbers = itertools.count(1)
 
@@ -118,11 +119,8 @@ class Region:
         for i in self.differentiable:
             grad, value = grads[i], self.values[i]
             if grad is None:
-                from genesis.ops.elementwise import fill
-
-                device = next(x.device for x in (*kept, *grads) if isinstance(x, Array))
-                grad = fill(value=0, shape=value.shape, dtype=value.dtype, device=device)
-            incoming.append(grad if grad.is_contiguous else _contiguous(grad))
+                grad = registry["fill"](value=0, shape=value.shape, dtype=value.dtype, device=value.device)
+            incoming.append(grad if grad.is_contiguous else registry["copy"](grad))
         if isinstance(current_tracer(), Tape):
             return self._recorded_vjp(ctx, incoming)
         results = iter(self.run_backward((*kept, *incoming)))
@@ -161,7 +159,7 @@ class Region:
             if root.strides != x.root.strides:  # the op alone stores its result in another order
                 order = sorted(range(root.ndim), key=lambda d: -x.root.strides[d])
                 shape, strides = (tuple(of[d] for d in order) for of in (root.shape, root.strides))
-                root = _contiguous(root.view(shape, strides))
+                root = registry["copy"](root.view(shape, strides))
             return root.view(x.shape, x.strides, root.offset + x.offset)
 
         for call in self.joint.calls:
@@ -178,12 +176,6 @@ def _run(op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
     return execute(op, inputs, {}, None)
 
 
-def _contiguous(x: Array) -> Array:
-    from genesis.ops.elementwise import copy
-
-    return copy(x)  # type: ignore[no-any-return]
-
-
 def _backward(
     trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[Edge]
 ) -> tuple[list[Value], list[Value | None]]:
@@ -191,16 +183,11 @@ def _backward(
     from genesis.autograd.engine import run_backward
 
     with active(trace):
-        seeds = [trace.input(_contiguous_like(t.array)) for t in outputs]
+        arrays = [t.array for t in outputs]
+        seeds = [trace.input(Value(x.shape, contiguous_strides(x.shape), x.dtype, x.device)) for x in arrays]
         roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
         grads = run_backward(roots, retain_graph=True, capture=list(sources))
     return [trace.read(s) for s in seeds], [None if g is None else trace.read(g) for g in grads]
-
-
-def _contiguous_like(x: Array) -> Array:
-    from genesis.shapes import contiguous_strides
-
-    return fake(Value(x.shape, contiguous_strides(x.shape), x.dtype, x.device))
 
 
 def region_op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str, int]] = ()) -> Op:

@@ -141,7 +141,7 @@ class Trace:
         self._slots: dict[int, list[int]] = {}  # indices into `captured` by storage
         self._now: list[Value] = []  # what each captured array holds at this point
 
-    def input(self, like: Array) -> Array:
+    def input(self, like: Array | Value) -> Array:
         """Add an input with the layout of an array."""
         value = Value(like.shape, like.strides, like.dtype, like.device)
         self.graph.inputs.append(value)
