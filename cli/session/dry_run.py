@@ -30,12 +30,13 @@ from genesis.dtypes import uint8
 from genesis.errors import GenesisError, OutOfMemoryError
 from genesis.train.config import Config, OptimConfig
 from genesis.train.device_steps import steps_of
-from genesis.train.objective import NextTokens, Objective, build_objective
+from genesis.train.objective import NextTokens, Objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.ranks import ALONE, Ranks, check_divides
 from genesis.train.state import TrainState, snapshot_bytes
 from genesis.train.step import measure
 from genesis_cli.session.model import frozen_base, select_trained, usable_precision
+from genesis_cli.session.teacher import planned_objective
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
 from genesis_models.engine import Request, Sampling
@@ -93,6 +94,7 @@ class MemoryPlan:
         weights: bytes of all parameters.
         gradients: bytes of all gradients; with several ranks, including the gradient sums that this rank keeps.
         optimizer: running averages, and masters of 2-byte weights; only this rank's shard if ranks share them.
+        frozen: bytes of the objective's frozen weights, such as a teacher's.
         staging: buffers for data from other ranks.
         batch: tokens, labels and positions being copied, tables of rotary angles, figures of steps.
         activations: what is kept at the end of the decoder's forward pass.
@@ -111,11 +113,12 @@ class MemoryPlan:
     reserved: int
     saved: int
     staging: int = 0
+    frozen: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         """The bytes at the peak by purpose; their sum is the peak."""
-        left_out = ("reserved", "saved") if self.staging else ("reserved", "saved", "staging")
+        left_out = {"reserved", "saved", *(name for name in ("staging", "frozen") if not getattr(self, name))}
         return {name: getattr(self, name) for name in self.__slots__ if name not in left_out}
 
     @property
@@ -138,7 +141,7 @@ def memory_plan(
     select: Callable[[CausalLM], None] = lambda model: None,
     eval_batch: int | None = None,
     ranks: PlannedRanks = ONE_RANK,
-    objective: Objective | None = None,
+    objective: Callable[[Device], Objective] = lambda device: NextTokens(),
 ) -> MemoryPlan:
     """Plan steps of `accumulation_steps` batches `[batch, length]` on a GPU like `device`.
 
@@ -146,7 +149,7 @@ def memory_plan(
         eval_batch: sequences in a batch of evaluations; None for no evaluations.
         select: adds adapters and freezes what is not trained.
         ranks: ranks that share the batches.
-        objective: training objective; next tokens by default.
+        objective: returns the training objective on a device; next tokens by default.
 
     Raises:
         ConfigError: the number of ranks does not divide the batches.
@@ -163,7 +166,7 @@ def memory_plan(
         shared = {"ranks": group, "zero": ranks.zero}
         optimizer = build_optimizer(optim or OptimConfig(), model.named_parameters(), 0, accumulation_steps, **shared)
         loader: Any = SimpleNamespace(batch_size=batch, seq_len=length)
-        state = TrainState(model, optimizer, loader, ranks=group, objective=objective or NextTokens())
+        state = TrainState(model, optimizer, loader, ranks=group, objective=objective(fake))
         held_out = None if eval_batch is None else Batch.empty(eval_batch, length)
         staging = optimizer.largest_exchange + MAPPED_STAGING if optimizer.overlaps_exchange else 0
         kept = label(empty((staging,), uint8, fake), "staging of collectives") if staging else None
@@ -238,7 +241,9 @@ def run_plan(config: Config, shape: ModelConfig, device: Device, **changed: Any)
         "optim": config.optim,
         "select": functools.partial(select_trained, config),
         "eval_batch": None if config.data.eval_fraction == 0 else config.eval_batch_size,
-        "objective": build_objective(config),
+        "objective": lambda fake: planned_objective(
+            config, functools.partial(empty_model, device=str(fake), dtype=config.model.dtype)
+        ),
     }
     return memory_plan(shape, device, **(settings | changed))
 

@@ -148,6 +148,7 @@ WHAT = {
     "gradients": "of the trained parameters",
     "optimizer": "running averages, and float32 masters of 2-byte weights",
     "staging": "buffers for data from other ranks",
+    "frozen": "weights of the objective, such as a teacher's",
     "batch": "tokens, labels, positions, rotary tables",
     "activations": "kept by the forward pass for backward; on the CPU including temporaries of ops",
     "workspace": "the most that the loss, backward and the update take in addition",

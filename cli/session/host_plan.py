@@ -26,12 +26,12 @@ from genesis.data.loader import Batch
 from genesis.ops.loss import chunk_rows
 from genesis.tensor import Tensor
 from genesis.train.config import Config
-from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import accumulate_gradients, share_count, trained_parameters
 from genesis_cli.session.dry_run import saved_bytes
 from genesis_cli.session.model import select_trained, usable_precision
+from genesis_cli.session.teacher import planned_objective, teacher_bytes
 from genesis_cli.session.training import cpu_threads
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
@@ -78,8 +78,11 @@ def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
 
     names = next(iter(counted.values()))
     found = {key: round(_on_line(layers, [at(key, n) for n in layers], shape.num_hidden_layers)) for key in names}
-    lasting = {name: found[name] for name in ("weights", "gradients", "optimizer")}
+    lasting = {name: found[name] for name in ("weights", "gradients", "optimizer", "frozen")}
     activations = max(_reserved(found), found["start"]) - sum(lasting.values())
+    if not lasting.pop("frozen"):
+        return HostPlan({**lasting, "activations": activations}, found["saved"])
+    lasting["frozen"] = teacher_bytes(config)  # the plan's teacher has one layer
     return HostPlan({**lasting, "activations": activations}, found["saved"])
 
 
@@ -262,4 +265,5 @@ def _state(config: Config, shape: ModelConfig, rows: int) -> TrainState:
     model.train()
     optimizer = build_optimizer(config.optim, model.named_parameters(), 0, config.train.accumulation_steps)
     loader: Any = SimpleNamespace(batch_size=rows, seq_len=config.data.seq_len)
-    return TrainState(model, optimizer, loader, objective=build_objective(config))
+    objective = planned_objective(config, lambda teacher: build(_with_layers(teacher, 1), 0, dtype=config.model.dtype))
+    return TrainState(model, optimizer, loader, objective=objective)

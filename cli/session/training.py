@@ -37,7 +37,6 @@ from genesis.train.metrics import (
     WandbSink,
     check_metrics,
 )
-from genesis.train.objective import build_objective
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis.train.progress import Progress, duration, figure
@@ -69,6 +68,7 @@ from genesis_cli.session.preparation import (
 from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.run_folder import Resume, RunFolder
 from genesis_cli.session.settings import settled
+from genesis_cli.session.teacher import objective_of
 from genesis_models.adapters import Base
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
@@ -286,7 +286,7 @@ def assemble(
     loader = PackedLoader(
         data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
     )
-    steps, objective = total_steps(config, loader), build_objective(config)
+    steps, objective = total_steps(config, loader), objective_of(config, data.tokenizer, device)
     seed, accumulated = config.train.seed, config.train.accumulation_steps
     group, zero = ranks.group, config.train.zero
     optimizer = build_optimizer(config.optim, model.named_parameters(), seed, accumulated, group, zero)

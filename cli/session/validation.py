@@ -14,6 +14,7 @@ from genesis_cli.session.model import check_trained, model_config
 from genesis_cli.session.preparation import file_lines, prepare_data, resolve_device, sample_counts
 from genesis_cli.session.run_folder import RunFolder, check_is_ours
 from genesis_cli.session.settings import settled
+from genesis_cli.session.teacher import check_teacher
 from genesis_cli.session.training import arithmetic
 from genesis_models.folder import check_weights
 from genesis_models.registry import parameter_count
@@ -38,6 +39,7 @@ def validate(config: Config, *, console: Output) -> None:
         loader = PackedLoader(
             data.train, batch_size=config.train.batch_size, seq_len=config.data.seq_len, seed=config.train.seed
         )
+        check_teacher(config, data.tokenizer)
         steps = total_steps(config, loader)
         build_schedule(config.optim, steps)
         warnings = unused_settings(config, data.train), overlong_schedule(config.optim, steps)

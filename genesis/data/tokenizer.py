@@ -134,6 +134,22 @@ class Tokenizer:
             content["document"] = [list(self.start_ids), list(self.document_end_ids)]
         return hashlib.sha256(canonical_bytes(content)).hexdigest()
 
+    def difference(self, other: Tokenizer) -> str | None:
+        """Return how the ids or the merges of `other` differ, or None if they are the same."""
+        if self.fingerprint == other.fingerprint:
+            return None
+        one, two = (each._source.content for each in (self, other))
+        mine, theirs = (
+            {**each["model"]["vocab"], **{token["content"]: token["id"] for token in each["added_tokens"]}}
+            for each in (one, two)
+        )
+        for token in sorted(mine.keys() | theirs.keys(), key=lambda token: (mine.get(token, MAX_VOCAB), token)):
+            if mine.get(token) != theirs.get(token):
+                ids = (f"has the id {each[token]:,}" if token in each else "is missing" for each in (mine, theirs))
+                return "the token {!r} {} here and {} there".format(escape(token), *ids)
+        pairs = ([p.split(" ") if isinstance(p, str) else p for p in each["model"]["merges"]] for each in (one, two))
+        return None if next(pairs) == next(pairs) else "the merges differ"
+
     def _check(self) -> None:
         """Refuse a tokenizer to which the library gives other ids, or that cannot encode or decode."""
         for token in self.added_tokens:

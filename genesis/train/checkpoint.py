@@ -332,6 +332,7 @@ class Checkpoints:
             if len(state.interval.figures) not in (0, len(state.objective.figures)):
                 raise ValueError("the step sums belong to another objective")
             state.best = _best(counters, folder)
+            _check_identity(counters.get("objective", {}), state.objective.identity, folder)
         except (ConfigError, DataError, InterruptedRun, ModelError, OutOfMemoryError):  # a signal may arrive
             raise
         except (GenesisError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -377,6 +378,13 @@ def _count(value: Any) -> int:
     if type(value) is not int or not -1 <= value < 1 << 63:
         raise ValueError(f"a count is {reprlib.repr(value)}")
     return value
+
+
+def _check_identity(found: Mapping[str, str], expected: Mapping[str, str], folder: Path) -> None:
+    for name in expected:
+        if found[name] != expected[name]:
+            what = f"the {name} is not the one with which the run began: its files have changed"
+            raise ModelError(what, where=escape(folder), next=f"restore the {name}, or start a new run")
 
 
 def _best(counters: Mapping[str, Any], folder: Path) -> Best:

@@ -621,8 +621,8 @@ class OptimConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_choice(self, "optimizer", self.name, OPTIMIZERS)
-        _check_choice(self, "schedule", self.schedule, SCHEDULES)
+        _check_choice(self, "optim", "optimizer", self.name, OPTIMIZERS)
+        _check_choice(self, "optim", "schedule", self.schedule, SCHEDULES)
         if self.warmup_steps is not None and self.warmup_ratio is not None:
             what = "optim.warmup_steps and optim.warmup_ratio exclude each other"
             raise problem("warmup_ratio", what, "keep one (an override can set the other to null)")
@@ -644,12 +644,12 @@ def _fill_choice(raw: dict[str, Any], choice: str, table: Mapping[str, Mapping[s
         raw.update({key: value for key, value in table.get(name, {}).items() if raw.get(key) is None})
 
 
-def _check_choice(section: OptimConfig, kind: str, name: str, table: Mapping[str, Mapping[str, Any]]) -> None:
+def _check_choice(section: Section, title: str, kind: str, name: str, table: Mapping[str, Mapping[str, Any]]) -> None:
     for key in dict.fromkeys(key for row in table.values() for key in row):
         if key not in table[name] and getattr(section, key) is not None:
             users = ", ".join(other for other, row in table.items() if key in row)
-            what = f"optim.{key} has no meaning for the {kind} {name}"
-            raise problem(key, what, f"remove it (as an override: optim.{key}=null); it is for {users}")
+            what = f"{title}.{key} has no meaning for the {kind} {name}"
+            raise problem(key, what, f"remove it (as an override: {title}.{key}=null); it is for {users}")
 
 
 def fine_tuning_rates(optim: Mapping[str, Any], kind: str) -> dict[str, float]:
@@ -736,6 +736,60 @@ class LoraConfig(Section):
         if isinstance(raw, dict) and raw.get("init_from") is None:
             return {**raw, **{key: value for key, value in LORA.items() if raw.get(key) is None}}
         return raw
+
+
+# --- objective --------------------------------------------------------------------------------------------------------
+
+
+# The settings of each objective, with their defaults. A setting outside the chosen row is refused.
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "next_tokens": {},
+    "distill": {"teacher": None, "beta": 0.5, "temperature": 1.0},
+}
+if TYPE_CHECKING:
+    ObjectiveName = str
+else:
+    ObjectiveName = Literal[*OBJECTIVES]
+
+
+class ObjectiveConfig(Section):
+    """What the run learns. A bare name, such as `objective: distill`, means a section with this name."""
+
+    name: ObjectiveName = Field(
+        default="next_tokens",
+        description="next_tokens: the cross entropy of each target token. distill: the divergence from a teacher's "
+        "distribution of each target token.",
+    )
+    teacher: PathText | None = Field(
+        default=None,
+        description="Folder of the teacher, or name of a pulled model: a model or an adapter with the same vocabulary. "
+        "distill requires it.",
+    )
+    beta: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Weight of the teacher in the mixture of the generalized Jensen-Shannon divergence; 0 is the "
+        "forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
+    )
+    temperature: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Divides the logits of student and teacher." + _by_choice(OBJECTIVES, "temperature"),
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, raw: Any) -> Any:
+        filled = {"name": raw} if isinstance(raw, str) else raw
+        if isinstance(filled, dict):
+            filled = dict(filled)
+            _fill_choice(filled, "name", OBJECTIVES, cls.model_fields["name"].default)
+        return filled
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_choice(self, "objective", "objective", self.name, OBJECTIVES)
+        if self.name == "distill" and self.teacher is None:
+            raise problem("name", "the objective distill needs objective.teacher", "add objective.teacher, a folder")
+        return self
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -829,6 +883,7 @@ class Config(Section):
     train: TrainConfig = Field(description="The run.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
     lora: LoraConfig | None = Field(default=None, description="Adapters. null: the model itself is trained.")
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="What the run learns.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation and samples.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
     log: LogConfig = Field(default_factory=LogConfig, description="Reporting.")

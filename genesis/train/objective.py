@@ -6,15 +6,19 @@ The step, the ranks, the evaluation, the memory plan and the metrics depend on a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
+import genesis
+from genesis.array import Array
+from genesis.autograd import no_grad
 from genesis.backend import Device
 from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch
 from genesis.nn import Module
+from genesis.nn import functional as F
 from genesis.tensor import Tensor
 from genesis.train.config import Config
 
@@ -52,11 +56,19 @@ class Objective:
             and rows of metrics contain them under these names.
         held_out_figures: the same for `measure`; rows of metrics prefix these names with `eval/`.
         is_cross_entropy: whether the loss is a token cross entropy in nats, which has a perplexity and bits per byte.
+        identity: digests of what the loss depends on besides the run's data and weights. They are part of the state
+            hash, and a run resumes only if they are the same.
     """
 
     figures: ClassVar[Mapping[str, str]] = {}
     held_out_figures: ClassVar[Mapping[str, str]] = {}
     is_cross_entropy: ClassVar[bool] = False
+    identity: Mapping[str, str] = {}
+
+    @property
+    def frozen(self) -> Sequence[Array]:
+        """The weights that the objective keeps on the device, such as those of a teacher."""
+        return ()
 
     def prepare(self, model: LanguageModel, sets: Sequence[TokenSet], device: Device) -> None:
         """Compute what depends on the initial weights of the run, such as log-probabilities of a reference.
@@ -113,6 +125,62 @@ class NextTokens(Objective):
         return model.loss_and_hits(*fields)
 
 
+class Distillation(Objective):
+    """The divergence of the student's distribution from a frozen teacher's at each target token, over the vocabulary.
+
+    Knowledge distillation on given texts (Hinton et al., 2015) with the generalized Jensen-Shannon divergence of GKD
+    (Agarwal et al., 2024). No logits are kept; see `genesis.nn.functional.linear_distillation`.
+
+    Args:
+        beta: weight of the teacher in the mixture: 0 forward KL, 1 reverse KL.
+        temperature: divides the logits of both.
+
+    Attributes:
+        teacher: a frozen model in eval mode, which the caller sets.
+    """
+
+    held_out_figures: ClassVar[Mapping[str, str]] = {
+        "cross_entropy": "of the targets by the student, in nats",
+        "teacher_cross_entropy": "of the targets by the teacher, in nats",
+        "teacher_agreement": "share of targets whose likeliest token is the teacher's",
+    }
+    figures: ClassVar[Mapping[str, str]] = {f"train/{name}": text for name, text in held_out_figures.items()}
+    teacher: Any
+
+    def __init__(self, beta: float, temperature: float) -> None:
+        self.beta, self.temperature = beta, temperature
+
+    @property
+    def frozen(self) -> Sequence[Array]:
+        return [p.array for _, p in self.teacher.named_parameters()]
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[np.int64], ...]:
+        """Return ids, labels and positions `[B, T]`."""
+        return batch.input_ids, batch.labels, batch.position_ids
+
+    def loss(
+        self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        input_ids, labels, position_ids = fields
+        teacher, student = self.teacher, cast("Any", model)
+        with no_grad():  # first, while no activations of the student exist
+            taught = teacher.hidden_states(input_ids, position_ids)
+        hidden = student.hidden_states(input_ids, position_ids)
+        heads = hidden, student.head_weight, taught, teacher.head_weight
+        how: dict[str, Any] = {"beta": self.beta, "temperature": self.temperature}
+        return F.linear_distillation(*heads, labels, **how, shift=1, num_targets=num_targets)
+
+    def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
+        """Return `[4]`: the summed divergence and the sums of the figures."""
+        loss, figures = self.loss(model, fields, 1)
+        assert figures is not None
+        return genesis.cat([loss.reshape(1), figures])
+
+
 def build_objective(config: Config) -> Objective:
     """Return the objective of a run with this configuration."""
+    chosen = config.objective
+    if chosen.name == "distill":
+        assert chosen.beta is not None and chosen.temperature is not None, "the schema fills them in"
+        return Distillation(chosen.beta, chosen.temperature)
     return NextTokens()

@@ -131,6 +131,7 @@ class TrainState:
         interval: dict[str, Any] = {"loss_sum": self.interval.loss_sum, "targets": self.interval.targets}
         if self.interval.figures:
             interval["figures"] = list(self.interval.figures)
+        identity = dict(self.objective.identity)
         return {
             "step": self.step,
             "num_tokens": self.num_tokens,
@@ -138,6 +139,7 @@ class TrainState:
             "optimizer": optimizer_counts(self.optimizer),
             "data": self._data,
             "best": self.best.to_json(),
+            **({"objective": identity} if identity else {}),
         }
 
     @cached_property
@@ -146,7 +148,9 @@ class TrainState:
         return {"documents": tokens.num_documents, "tokens": tokens.num_tokens, "targets": tokens.num_targets}
 
     def persistent(self) -> dict[str, list[Array]]:
-        """Return the arrays that persist between steps: "weights", "gradients", "optimizer" (masters and averages)."""
+        """Return the arrays that persist between steps: "weights", "gradients", "optimizer" (masters and averages),
+        "frozen" (of the objective).
+        """
         parameters = [p for _, p in self.model.named_parameters()]
         kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
         shared = self.optimizer.shared_memory()
@@ -154,6 +158,7 @@ class TrainState:
             "weights": [p.array for p in parameters],
             "gradients": [p.grad.array for p in parameters if p.grad is not None] + shared["gradients"],
             "optimizer": [x.array for x in kept] + shared["optimizer"],
+            "frozen": list(self.objective.frozen),
         }
 
     def hash(self) -> str:
@@ -263,6 +268,8 @@ class Snapshot:
         state.add_json("rng", self.rng)
         state.add_json("data", self.data)
         state.add_json("steps", {"step": self.step, "optimizer": self.counters["optimizer"]})
+        if "objective" in self.counters:
+            state.add_json("objective", self.counters["objective"])
         return state.hexdigest()
 
 

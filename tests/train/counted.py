@@ -46,4 +46,4 @@ def mean_id(batches: Iterable[Batch]) -> float:
 
 def install() -> None:
     """Runs of this process learn it."""
-    training.build_objective = lambda config: Counted()  # type: ignore[assignment]
+    training.objective_of = lambda *run: Counted()  # type: ignore[assignment]

@@ -26,7 +26,7 @@ from tests.train.schema_mutations import (
 
 SETTINGS = settings()
 NAMES = [f"{section}.{key}" for section, key in SETTINGS]
-SECTIONS = ["model", "data", "train", "optim", "lora", "eval", "checkpoint", "log"]
+SECTIONS = ["model", "data", "train", "optim", "lora", "objective", "eval", "checkpoint", "log"]
 
 
 def merged(**sections: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ QUIET = ("eval.every=null", "eval.prompts=[]", "checkpoint.every=null")
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(training, "build_objective", lambda config: Counted())
+    monkeypatch.setattr(training, "objective_of", lambda *run: Counted())
     return make(tmp_path)
 
 
