@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (14_900, ()),
     "comments": (2_470, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (87_950, ("tests/",)),
+    "tests": (88_650, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
