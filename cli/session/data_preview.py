@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from genesis import exact
 from genesis.data.documents import Ints, TokenSet
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
@@ -62,7 +63,8 @@ def _figures(config: Config, data: Prepared) -> Iterator[str]:
         yield f"weights: an epoch has about {train.weights.sum():,.0f} samples"
     yield from _histogram(data.report.lengths, config.data.seq_len)
     length = config.data.seq_len
-    packing = PackedLoader(train, batch_size=1, seq_len=length, seed=config.train.seed).packing(0)
+    with exact(config.train.exact):
+        packing = PackedLoader(train, batch_size=1, seq_len=length, seed=config.train.seed).packing(0)
     yield f"packed: rows of {length:,} tokens: {packing.num_rows:,}, {100 * packing.fill_rate:.1f} % filled"
 
 

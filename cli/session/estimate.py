@@ -44,7 +44,7 @@ MAX_BYTES = 64 << 20
 DECIDES = {
     "model": ("path", "preset", "config"),
     "data": ("seq_len",),
-    "train": ("batch_size", "accumulation_steps", "activation_checkpointing", "precision", "tf32"),
+    "train": ("batch_size", "accumulation_steps", "activation_checkpointing", "precision", "tf32", "exact"),
     "optim": ("name", "low_precision", "grad_dtype", "state_dtype"),
 }
 

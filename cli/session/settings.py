@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from genesis import cuda
 from genesis.backend import Device
-from genesis.errors import ConfigError, ModelError, escape
+from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.files.boundary import boundary
 from genesis.files.paths import exists
 from genesis.files.strict_json import read_limited
@@ -98,3 +100,21 @@ def _settings_of_adapter(folder: str) -> dict[str, Any]:
         ) from error
     settings = {key: getattr(adapter, key) for key in LORA}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
+
+
+def exact_platform(config: Config, device: Device) -> dict[str, str] | None:
+    """Return what decides the bits of a run with `train.exact`: GPU model and version of Triton; None for other runs.
+
+    Raises:
+        DeviceError: the device has no compute capability 9. ConfigError: the weights are not bfloat16.
+    """
+    if not config.train.exact:
+        return None
+    next = "set train.exact to false"
+    if device.type == "cpu" or cuda.get_device_capability(device)[0] != 9:
+        what = f"train.exact needs a GPU with compute capability 9.0; the run's device is {device}"
+        raise DeviceError(what, where="train.exact", next=next)
+    if config.model.dtype != "bfloat16":
+        what = f"train.exact computes in bfloat16, but the weights are {config.model.dtype}"
+        raise ConfigError(what, where="model.dtype", next=f"set it to bfloat16, or {next}")
+    return {"gpu": cuda.get_device_name(device), "triton": version("triton")}

@@ -13,7 +13,7 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from genesis import cuda
+from genesis import cuda, exact
 from genesis.backend import CPU, Device
 from genesis.backend.cpu import set_threads, threads
 from genesis.backend.cuda.compilations import cancelled_on_error
@@ -67,7 +67,7 @@ from genesis_cli.session.preparation import (
 )
 from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.run_folder import Resume, RunFolder
-from genesis_cli.session.settings import settled
+from genesis_cli.session.settings import exact_platform, settled
 from genesis_cli.session.teacher import objective_of
 from genesis_models.adapters import Base
 from genesis_models.blocks import CausalLM
@@ -129,6 +129,7 @@ def _train(
         if (kept := recorded_settings(folder.overrides)) is not None:
             console.line(kept)
         config = same_settings(ranks, config)
+        exact_platform(config, device)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
         folder.begin()
@@ -180,13 +181,13 @@ def advised(config: Config) -> Iterator[None]:
 
 @contextmanager
 def arithmetic(config: Config, ranks: Ranks = ALONE) -> Iterator[None]:
-    """Apply `train.tf32` and `train.threads` within the block; the ranks of a host share its cores."""
+    """Apply `train.tf32`, `train.exact` and `train.threads` within the block; a host's ranks share its cores."""
     before = cuda.allow_tf32.set(config.train.tf32)
     count = config.train.threads
     if count is None and ranks.size > 1:
         count = max(1, threads() // (ranks.local_size or 1))
     try:
-        with cpu_threads(count):
+        with cpu_threads(count), exact(config.train.exact):
             yield
     finally:
         cuda.allow_tf32.set(before)
@@ -295,7 +296,10 @@ def assemble(
         console.line(warning)
     # The state that checkpoints store.
     files = ModelFiles(config, data.tokenizer, model, base, chat)
-    state = TrainState(model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective)
+    platform = exact_platform(config, device)
+    state = TrainState(
+        model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective, platform=platform
+    )
     held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
     objective.prepare(model, [data.train, *held_out], device)
     # Samples: their prompts and the ids that end them.

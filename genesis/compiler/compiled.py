@@ -120,8 +120,11 @@ def settings_now() -> tuple[Any, ...]:
     """The settings of this thread on which the ops of a function depend."""
     from genesis.backend.cuda.dispatch import allow_tf32
 
+    if mode.exact:
+        what = "a compiled function was called inside genesis.exact, but its fused sums have no stated order"
+        raise UsageError(what, next="call the function itself, or leave genesis.exact")
     low = tuple(autocasting.low.items()) if autocasting.low else ()
-    return (mode.grad, mode.fixed_weights, mode.exact, allow_tf32.on, default_dtype(), low)
+    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), low)
 
 
 # --- One trace --------------------------------------------------------------------------------------------------------

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from genesis.backend import mode
 from genesis.data.documents import Ints, TokenSet
 from genesis.data.packing import Chunks, Packing, chunk_counts, chunks_with_target, cut, pack
 from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError, escape
+from genesis.ops.attention import KEY_BLOCK
 
 IGNORE_INDEX = -100
 _SAMPLE_ORDER, _ROW_ORDER, _DRAW = 0, 1, 2
@@ -33,7 +35,7 @@ class Batch:
         input_ids: token ids; the tokenizer's pad id in slots without a token.
         labels: the same ids, unshifted: a model compares the logits of slot t with the label of t + 1. -100 at tokens
             that are not targets, at the first token of each chunk, and in slots without a token.
-        position_ids: from 0 in each chunk, and again in the empty end of a row: attention begins at slot - position.
+        position_ids: from 0 in each chunk, and again in empty slots after one: attention begins at slot - position.
         num_targets: number of labels that are not -100, at least 1.
         num_tokens: number of slots with a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
@@ -68,6 +70,8 @@ class PackedLoader:
         seed: determines all orders, 0 to 2^64 - 1.
         shuffle: False keeps samples and rows in the order of the data in all epochs.
 
+    A loader that is made inside `genesis.exact` begins every chunk at a multiple of `KEY_BLOCK` slots.
+
     Raises:
         ConfigError: the sizes allow no batch.
         DataError: the set is empty, a sample has no target, or the weights allow no epoch.
@@ -82,6 +86,7 @@ class PackedLoader:
         _check_samples(tokens)
         self.tokens = tokens
         self.batch_size, self.seq_len, self.seed, self.shuffle = batch_size, seq_len, seed, shuffle
+        self._align = KEY_BLOCK if mode.exact else 1
         self.epoch = 0
         self.index = 0
         self._planned: tuple[int, Packing, Ints] | None = None
@@ -172,7 +177,7 @@ class PackedLoader:
         if self._planned is None or self._planned[0] != epoch:
             samples = self._drawn(epoch)
             samples = samples[self._order(epoch, _SAMPLE_ORDER, len(samples))]
-            packing = pack(self._chunks(samples), self.seq_len)
+            packing = pack(self._chunks(samples), self.seq_len, self._align)
             self._planned = epoch, packing, self._order(epoch, _ROW_ORDER, packing.num_rows)
         return self._planned[1:]
 
@@ -231,16 +236,16 @@ class PackedLoader:
         if self.tokens.mask is not None:
             is_target &= self.tokens.mask[places] != 0
 
-        # Scatter them into their slots; positions continue from 0 in the empty end of a row.
+        # Scatter them into their slots; positions continue from 0 in the slots between and after chunks.
         shape = (self.batch_size, self.seq_len)
         input_ids = np.full(shape, self.tokens.pad_id, np.int64)
         labels = np.full(shape, IGNORE_INDEX, np.int64)
         input_ids.reshape(-1)[slots] = ids
         labels.reshape(-1)[slots] = np.where(is_target, ids, IGNORE_INDEX)
-        filled = np.zeros(self.batch_size, np.int64)
-        np.add.at(filled, row, lengths)
-        position_ids = np.maximum(np.arange(self.seq_len) - filled[:, None], 0)
-        position_ids.reshape(-1)[slots] = within
+        origins = np.zeros((self.batch_size, self.seq_len + 1), np.int64)
+        origins[row, columns + lengths] = columns + lengths
+        origins[row, columns] = columns
+        position_ids = np.arange(self.seq_len) - np.maximum.accumulate(origins[:, :-1], axis=1)
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
         targets = int(is_target.sum())
         return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), samples, self.tokens)

@@ -84,16 +84,21 @@ def cut(samples: Ints, lengths: Ints, seq_len: int) -> Chunks:
     return Chunks(samples[owner], offsets, np.minimum(lengths[owner] - offsets, seq_len))
 
 
-def pack(chunks: Chunks, seq_len: int) -> Packing:
-    """Pack `chunks` into rows by best fit. Rows are numbered by their first chunk in the given order."""
-    rows = _assign(chunks.lengths, seq_len)
+def pack(chunks: Chunks, seq_len: int, align: int = 1) -> Packing:
+    """Pack `chunks` into rows by best fit. Rows are numbered by their first chunk in the given order.
+
+    Args:
+        align: every chunk begins at a multiple of this many slots.
+    """
+    sizes, capacity = -(-chunks.lengths // align) * align, max(seq_len // align * align, 1)
+    rows = _assign(np.minimum(sizes, capacity), capacity)  # a chunk that ends in the remainder has its row alone
     order = np.argsort(rows, kind="stable")
     sorted_rows = rows[order]
-    lengths = chunks.lengths[order]
+    lengths, sizes = chunks.lengths[order], sizes[order]
     row_starts = np.searchsorted(sorted_rows, np.arange(rows.max() + 2))
-    ends = np.cumsum(lengths)
+    ends = np.cumsum(sizes)
     before_row = np.concatenate([[0], ends])[row_starts[:-1]]
-    columns = ends - lengths - before_row[sorted_rows]
+    columns = ends - sizes - before_row[sorted_rows]
     return Packing(seq_len, Chunks(chunks.samples[order], chunks.offsets[order], lengths), columns, row_starts)
 
 

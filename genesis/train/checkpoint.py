@@ -25,6 +25,7 @@ from genesis.dtypes import as_dtype
 from genesis.errors import (
     ConfigError,
     DataError,
+    DeviceError,
     DiskError,
     GenesisError,
     InterruptedRun,
@@ -205,7 +206,7 @@ class Checkpoints:
             write_index(folder, "optimizer", files, sum(source.nbytes for source in kept.values()))
         counters = dict(snapshot.counters)
         about = {"step": snapshot.step, "state_hash": digest, "threads": snapshot.threads, "data": counters.pop("data")}
-        folder.metadata.update(about)
+        folder.metadata.update(about | ({} if snapshot.platform is None else {"exact": snapshot.platform}))
         folder.write(RNG, indented_bytes(snapshot.rng))
         folder.write(DATA, indented_bytes(snapshot.data))
         trainer = {**counters, "evaluated_at": snapshot.evaluated_at, "state_hash": digest}
@@ -239,12 +240,14 @@ class Checkpoints:
         Raises:
             ModelError: a file is damaged, missing or belongs to another model. No older checkpoint is used instead.
             DataError: the data has changed since.
+            DeviceError: an exact run was computed on another GPU model or with another Triton.
         """
         folder = self.folder(step)
         manifest = self._verified(folder, step, state.ranks)
         if manifest.metadata.get("step") != step:
             what = f"the folder holds the checkpoint of step {escape(manifest.metadata.get('step'))}"
             raise ModelError(what, where=escape(folder), next="restore the folder's original name")
+        _check_platform(manifest.metadata.get("exact"), state.platform, folder)
         self._read(state, folder)
         if state.hash() != manifest.metadata.get("state_hash"):
             raise ModelError("the restored state differs from the saved one", where=escape(folder))
@@ -404,3 +407,15 @@ def _copy_into(target: Tensor, source: np.ndarray, name: str, folder: Path) -> N
             where=escape(folder),
         )
     backend_for(target.device).from_numpy(source, target.array)
+
+
+def _check_platform(recorded: Any, now: dict[str, str] | None, folder: Path) -> None:
+    """Refuse to continue an exact run where its sums have other bits."""
+    if now is None or recorded == now:
+        return
+    was = recorded if isinstance(recorded, dict) else {}
+    changed = [f"{key} {escape(was.get(key))}, now {value}" for key, value in now.items() if was.get(key) != value]
+    raise DeviceError(
+        f"train.exact: the checkpoint was computed with {'; '.join(changed)}: sums have other bits",
+        where=escape(folder), next="resume with the recorded ones, or start a new run from this checkpoint's model",
+    )  # fmt: skip

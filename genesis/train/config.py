@@ -432,6 +432,13 @@ class TrainConfig(Section):
         description="Whether a GPU computes float32 matmuls in TF32, which reads 10 bits of each operand's mantissa: "
         "up to 8 times faster, with relative errors near 3e-4.",
     )
+    exact: bool = Field(
+        default=False,
+        description="Whether the sums of every forward pass have one stated order, so that a token's log-probability "
+        "has the same bits in training, evaluation and exact generation, whatever is computed beside it. Documents "
+        "begin at multiples of 64 slots. It needs bfloat16 and a GPU with compute capability 9.0, and a run resumes on "
+        "the same GPU model with the same Triton only.",
+    )
     freeze: Patterns = Field(
         default_factory=list,
         description="Parameters that are not trained, as patterns of their names: * matches any text, ? one character, "
@@ -918,6 +925,8 @@ class Config(Section):
         if self.eval.every is not None and self.data.eval_fraction == 0 and not self.eval.prompts:
             what = "eval.every is set, but data.eval_fraction is 0 and eval.prompts is empty"
             raise problem("eval.every", what, "hold out data, add prompts, or remove eval.every")
+        if self.train.exact:
+            self._check_exact()
         self._check_best()
         self._check_sizes(self.model.config or {})
         return self
@@ -939,6 +948,16 @@ class Config(Section):
         if self.train.precision is not None:
             what = f"train.precision {self.train.precision} requires trained weights, but lora freezes them"
             raise problem("train.precision", what, "remove it (as an override: train.precision=null)")
+
+    def _check_exact(self) -> None:
+        next = "remove it, or set train.exact to false"
+        if self.model.dtype not in ("auto", "bfloat16"):
+            raise problem("model.dtype", f"train.exact computes in bfloat16, not in {self.model.dtype}", next)
+        if self.train.precision is not None:
+            raise problem("train.precision", f"train.exact excludes 8-bit matmuls ({self.train.precision})", next)
+        for key in ("dropout", "use_dora"):
+            if self.lora is not None and getattr(self.lora, key):
+                raise problem(f"lora.{key}", f"train.exact excludes lora.{key}, which sampling does not have", next)
 
     def _check_sizes(self, model: Mapping[str, Any]) -> None:
         """Check the data's sizes against an inline model. Folders and presets are checked when they are loaded."""

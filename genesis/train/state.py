@@ -106,6 +106,7 @@ class TrainState:
         objective: the loss and what it reads.
         draws: counters of random draws per batch; None until the first step of several ranks measures it.
         base: frozen model of a run that trains adapters; None if the model itself is trained.
+        platform: GPU model and version of Triton that decide the bits of an exact run; None for other runs.
     """
 
     model: LanguageModel
@@ -120,6 +121,7 @@ class TrainState:
     ranks: Ranks = ALONE
     objective: Objective = field(default_factory=NextTokens)
     draws: int | None = None
+    platform: dict[str, str] | None = None
 
     def own_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the run's own parameters: all except the base's."""
@@ -195,6 +197,7 @@ class Snapshot:
         counters: see `TrainState.counters`.
         base: sha256 of a frozen base's files.
         threads: CPU threads that computed the state.
+        platform: see `TrainState.platform`.
     """
 
     step: int
@@ -206,6 +209,7 @@ class Snapshot:
     evaluated_at: int
     base: str | None
     threads: int
+    platform: dict[str, str] | None = None
 
     @classmethod
     def of(cls, state: TrainState, buffer: HostBuffer | None = None) -> Snapshot:
@@ -229,6 +233,7 @@ class Snapshot:
             evaluated_at=state.evaluated_at,
             base=None if state.base is None else state.base.sha256,
             threads=threads(),
+            platform=state.platform,
         )
 
     def share(self, rank: int = 0, size: int = 1) -> Share:

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genesis import exact
 from genesis.data.documents import TokenSet
 from genesis.data.loader import IGNORE_INDEX, Batch, PackedLoader
 from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError
+from genesis.ops.attention import KEY_BLOCK
 from tests.data.helpers import check_epoch, raised, run_python, token_set
 
 LENGTHS = [2, 90, 3, 17, 16, 15, 33, 2, 5, 48, 7, 31, 11]
@@ -328,3 +330,20 @@ def test_no_documents_are_an_error() -> None:
     none: TokenSet = tokens.select(np.array([False]))
     with pytest.raises(DataError, match="no documents"):
         PackedLoader(none, batch_size=1, seq_len=8, seed=0)
+
+
+@pytest.mark.parametrize("seq_len", [256, 200])
+def test_documents_of_exact_runs_begin_at_key_blocks(seq_len: int) -> None:
+    """Also in rows that are no multiple of the block. Every token is a target once."""
+    lengths = [2, 90, 3, 64, 65, 190, 33, 200, 5, 128, 7, 130, 450]
+    with exact():
+        packed = loader(lengths, seq_len=seq_len)
+    packing = packed.packing(0)
+    assert not (packing.columns % KEY_BLOCK).any() and packing.columns.any()
+    assert (packing.columns + packing.chunks.lengths <= seq_len).all()
+    batches = epoch_of(packed, 0)
+    assert sum(batch.num_targets for batch in batches) == sum(lengths) - len(lengths)
+    for batch in batches:
+        starts = np.arange(seq_len) - batch.position_ids
+        assert not (starts[batch.labels != IGNORE_INDEX] % KEY_BLOCK).any()
+        assert (np.diff(starts) >= 0).all() and (starts >= 0).all()

@@ -20,8 +20,10 @@ from genesis.array import empty
 from genesis.backend import backend_for
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import float32
+from genesis.errors import UsageError
 from genesis.nn import functional as F
 from genesis.op import registry
+from genesis.ops.low_rank import LowRank, Pair
 from tests.interpreter import ordered
 
 pytestmark = pytest.mark.skipif(not is_interpreted(), reason="benchmarks/gpu/exact.py checks a GPU")
@@ -177,3 +179,29 @@ def test_matmuls_without_a_chain_are_not_chosen_for_few_rows() -> None:
         with split_of_k():
             assert (product(x[5:6]) != product(x)[5:6]).any()
     assert (product(x[5:6]) != product(x)[5:6]).any()
+
+
+def test_low_rank_pairs_are_further_steps_of_the_chain() -> None:
+    """Two pairs of rank 4 on parts of the columns, with bias and residual."""
+    rng, pairs = np.random.default_rng(4), (Pair(0, 20, 4, 0.5), Pair(24, 40, 4, 2.0))
+    shapes = {"x": (40, 72), "w": (40, 72), "bias": (40,), "residual": (40, 40), "a0": (4, 72), "a1": (4, 72)}
+    shapes |= {"b0": (20, 4), "b1": (16, 4)}
+    host = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    given = {name: genesis.from_numpy(value).to("cuda").to(dtype="bfloat16") for name, value in host.items()}
+
+    def product(rows: slice) -> np.ndarray:
+        inputs = [given["x"][rows], given["w"], given["bias"], given["residual"][rows]]
+        inputs += [given[name] for name in ("a0", "a1", "b0", "b1")]
+        y = registry["linear"](*(each.array for each in inputs), low_rank=LowRank(pairs, 4))[0]
+        return genesis.Tensor.wrap(y).float().cpu().numpy()
+
+    with genesis.exact():
+        whole = product(slice(0, 40))
+        np.testing.assert_array_equal(product(slice(7, 8)), whole[7:8])
+        np.testing.assert_array_equal(product(slice(3, 20)), whole[3:20])
+    np.testing.assert_allclose(whole, product(slice(0, 40)), rtol=0.02, atol=0.5)
+
+
+def test_a_compiled_function_is_refused() -> None:
+    with genesis.exact(), pytest.raises(UsageError, match="fused sums have no stated order"):
+        genesis.compile(lambda x: (x * 2).sum())(genesis.ones(3))

@@ -17,7 +17,7 @@ import pytest
 
 from genesis import random
 from genesis.backend.cpu import threads
-from genesis.errors import DataError, DiskError, GenesisError, InterruptedRun, ModelError
+from genesis.errors import DataError, DeviceError, DiskError, GenesisError, InterruptedRun, ModelError
 from genesis.files import filesystem
 from genesis.files.atomic import AtomicFolder, read_manifest, sweep, verify_manifest
 from genesis.files.filesystem import FileSystem
@@ -77,6 +77,15 @@ class TestSaving:
         data = {"documents": tokens.num_documents, "tokens": tokens.num_tokens, "targets": tokens.num_targets}
         assert manifest.metadata == {"step": 2, "state_hash": digest, "threads": threads(), "data": data}
         assert digest == run.state.hash()
+
+    def test_an_exact_run_resumes_on_its_gpu_and_triton_only(self, run: Training) -> None:
+        run.state.platform = {"gpu": "NVIDIA H200", "triton": "3.6.0"}
+        saver(run).save(run.state)
+        saver(run).load(run.state, 2)
+        run.state.platform = {"gpu": "NVIDIA H200", "triton": "3.9.0"}
+        with pytest.raises(DeviceError, match=r"computed with triton 3\.6\.0, now 3\.9\.0"):
+            saver(run).load(run.state, 2)
+        run.state.platform = None
 
     def test_the_order_of_calls_survives_a_power_loss(self, run: Training) -> None:
         for _ in range(2):  # a new checkpoint, and one that replaces it

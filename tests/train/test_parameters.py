@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from genesis import cuda, tensor
-from genesis.errors import ConfigError
+from genesis.backend import mode
+from genesis.errors import ConfigError, DeviceError
 from genesis.files.safetensors import SafeTensors
 from genesis.optim import AdamW
 from genesis.train.loop import Training
@@ -132,6 +133,12 @@ def test_a_run_is_evaluated_before_its_first_step(recipe: Path, tmp_path: Path) 
     train(load(recipe, str(tmp_path / "other")))
     assert rows(tmp_path / "other") == rest
     assert first.step == 6
+
+
+def test_exact_runs_need_a_hopper_gpu(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"train.exact needs a GPU with compute capability 9.0; .* is cpu"):
+        train(load(recipe, str(tmp_path / "run"), "train.exact=true", "train.device=cpu", "model.dtype=bfloat16"))
+    assert not mode.exact
 
 
 @pytest.mark.parametrize("wanted", [True, False])

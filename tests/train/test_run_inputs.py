@@ -109,6 +109,7 @@ CHANGES: dict[str, tuple[str, ...]] = {
     "train.activation_checkpointing": ("train.activation_checkpointing=full",),
     "train.precision": ("train.precision=fp8",),
     "train.tf32": ("train.tf32=true",),
+    "train.exact": ("train.exact=true",),
     "train.freeze": ("train.freeze=[model.embed_tokens.*]",),
     "train.threads": ("train.threads=2",),
     "optim.name": ("optim.name=adam", "optim.weight_decay=0.1"),

@@ -14,6 +14,7 @@ from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, float32
 from genesis.errors import ShapeError
 from genesis.kernels.elements import TRITON, float_argument, work_type
+from genesis.ops.attention import KEY_BLOCK
 from genesis.shapes import Shape
 
 
@@ -110,7 +111,6 @@ class AttentionTile(NamedTuple):
 
 # Forward inside `genesis.exact`: key blocks of one size, and 16 queries per warp, so that the four lanes of a quad hold
 # a row of weights and `tl.sum` adds it in the same order as one warp does for 16 queries.
-KEY_BLOCK = 64
 EXACT_SIZES = {"queries": 64, "keys": KEY_BLOCK, "warps": 4}
 
 # By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" applies to 2-byte types that Hopper loads by TMA.

@@ -8,13 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from genesis.array import Array
+from genesis.backend import mode
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.errors import UsageError
 from genesis.kernels.decode.few_rows import few_rows_linear_into, is_for_few_rows
 from genesis.kernels.decode.wide_rows import is_for_wide_rows, wide_rows_linear_into
 from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.low_rank import add_terms, low_rank_product, make_u, scale_columns_into, terms_of
+from genesis.kernels.gemm.low_rank import (
+    add_terms,
+    chain_product,
+    low_rank_product,
+    make_u,
+    scale_columns_into,
+    terms_of,
+)
 from genesis.ops.linalg import is_wide_enough
 from genesis.ops.linear import split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs
@@ -86,6 +95,13 @@ def _adapted(
     y, u, x = out[0], out[1], contiguous(x)
     residual = None if residual is None else contiguous(residual)
     make_u(u, x, operands, low_rank)
+    if mode.exact:
+        if fp8 or operands.factors is not None or low_rank.dropout is not None:
+            what = "genesis.exact: an adapter has DoRA's factors or dropout, or multiplies 8-bit floats"
+            raise UsageError(what, next="merge the adapter, switch dropout off, or compute outside genesis.exact")
+        if y.size:
+            chain_product(y, x, weights, u, operands, low_rank, biases, residual)
+        return
     terms, factors = terms_of(u, operands, low_rank), operands.factors
     z = y if factors is None or len(out) < 3 else out[2]
     # z = x·Wᵀ + low-rank terms; without factors it includes bias and residual, and is y.

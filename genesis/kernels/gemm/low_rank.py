@@ -1,6 +1,7 @@
 """Low-rank pairs on CUDA: products with low-rank terms, composed of GEMMs of linalg.py, and kernels for DoRA's factors.
 
-Plain reference: genesis/ops/low_rank.py. Only `low_rank_product` combines x·Wᵀ with u·Bᵀ.
+Plain reference: genesis/ops/low_rank.py. Only `low_rank_product` and, inside
+`genesis.exact`, `chain_product` combine x·Wᵀ with u·Bᵀ.
 
 Shapes: x [m, k], W [n, k], A [r, k], B [n, r], u = x·Aᵀ. Each kernel's docstring names its tile.
 """
@@ -24,7 +25,7 @@ from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_in
 from genesis.kernels.norm.norm import sum_partials
 from genesis.kernels.pointwise.elementwise import fill
 from genesis.kernels.pointwise.random import dropout
-from genesis.ops.elementwise import add, cast, div, mul
+from genesis.ops.elementwise import add, cast, copy, div, mul
 from genesis.ops.linalg import mixed_matmul, transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair, split_layers
 from genesis.ops.reduce import sum_to_shape
@@ -87,6 +88,60 @@ def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
         parts = slices(parts[0], [p.rank for p in low_rank.pairs])
     for p, columns, a in zip(low_rank.pairs, low_rank.ranks, parts, strict=True):
         matmul_into(window(u, *columns), x, a, transpose_b=True, alpha=p.scale)
+
+
+# --- Pairs as further steps along k (docs/decisions/0014-exact.md) ----------------------------------------------------
+
+STEP = 16  # terms of an MMA step, which have no order among themselves
+
+
+def chain_product(
+    out: Array, x: Array, weights: Sequence[Array], u: Array, operands: Operands, low_rank: LowRank,
+    biases: Sequence[Array], residual: Array | None,
+) -> None:  # fmt: skip
+    """Write out = [x | u]·[W | B]ᵀ + bias + residual with one chain per result: first the terms of W, then u·B.
+
+    Each pair has its own columns, rounded up to whole steps, so its terms meet no other pair's in a step. The operands
+    are copied.
+    """
+    y, rows, of_u = as_matrix(out), as_matrix(x), as_matrix(u)
+    width, terms = rows.shape[1], terms_of(of_u, operands, low_rank)
+    starts = [_whole(width)]
+    for term in terms:
+        starts.append(starts[-1] + _whole(term.u.shape[1]))
+    left = _extended(rows, starts[-1])
+    for term, at in zip(terms, starts, strict=False):
+        copy(term.u, out=window(left, at, at + term.u.shape[1]))
+    added, first = None if residual is None else as_matrix(residual), 0
+    for i, weight in enumerate(weights):
+        right, last = _extended(weight, starts[-1]), first + weight.shape[0]
+        for term, at in zip(terms, starts, strict=False):
+            low, high = max(term.start, first), min(term.stop, last)
+            if low < high:
+                b = slice_rows(term.b, low - term.start, high - low)
+                copy(b, out=window(slice_rows(right, low - first, high - low), at, at + b.shape[1]))
+        bias = biases[i] if biases else None
+        part = window(y, first, last)
+        matmul_into(part, left, right, transpose_b=True, bias=bias, residual=added, rounds=True)
+        first = last
+
+
+def _whole(terms: int) -> int:
+    return triton.cdiv(terms, STEP) * STEP
+
+
+def _extended(x: Array, width: int) -> Array:
+    """Return a copy of matrix x with zeros in further columns, up to `width`."""
+    out = empty((x.shape[0], width), x.dtype, x.device)
+    copy(x, out=window(out, 0, x.shape[1]))
+    rest = window(out, x.shape[1], width)
+    fill(rest, value=0, shape=rest.shape, dtype=rest.dtype)
+    return out
+
+
+def slice_rows(x: Array, first: int, count: int) -> Array:
+    """Return a view of rows of a matrix."""
+    return x.view((count, x.shape[1]), x.strides, x.offset + first * x.strides[0])
 
 
 @cuda_impl("low_rank_backward")
