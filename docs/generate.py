@@ -75,7 +75,7 @@ def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]], words
 
 
 def _fine_tuning() -> list[str]:
-    """The section that compares the defaults from scratch, with `model.path` and with `lora`."""
+    """The section that compares the defaults from scratch, with `model.path`, with `lora`, and of preferences."""
     path, lora = {"path": "folder"}, {"lora": {}}
     required = {"data": {"train": "x"}, "train": {"output_dir": "run", "steps": 1}}
     runs = [
@@ -84,12 +84,14 @@ def _fine_tuning() -> list[str]:
             {"model": {"preset": "0.5B"}, **required},
             {"model": path, **required},
             {"model": path, **lora, **required},
+            {"model": path, "objective": "dpo", **required},
+            {"model": path, "objective": "dpo", **lora, **required},
         )
     ]
     keys = list(dict.fromkeys(key for run in runs for key in fine_tuning_defaults(run)))
     columns = [dict(run.settings()) for run in runs]
     rows = [[f"`{key}`", *(f"`{json.dumps(column[key])}`" for column in columns)] for key in keys]
-    names = ("setting", "from scratch", "with `model.path`", "with `lora`")
+    names = ("setting", "from scratch", "with `model.path`", "with `lora`", "preferences", "preferences with `lora`")
     return [FINE_TUNING, *markdown_table(names, rows, ("setting",))]
 
 

@@ -427,6 +427,14 @@ class CausalLM(nn.Module):
             self.hidden_states(input_ids, position_ids), self.head_weight, labels, shift=1, num_targets=num_targets
         )
 
+    def log_probs(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Return the log-probability of each label, float32 `[B, T]`; position t has that of `labels[:, t + 1]`.
+
+        It is 0 where the label is -100. Logits are never stored.
+        """
+        hidden = self.hidden_states(input_ids, position_ids)
+        return F.linear_token_log_probs(hidden, self.head_weight, labels, shift=1)
+
     def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return `[2]`: the summed loss, and how many targets have the largest logit of all tokens.
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from genesis.data.chat import ChatEncoder, ChatTemplate
+from genesis.data.chat import ChatEncoder, ChatTemplate, Loss
 from genesis.data.documents import TokenSet
-from genesis.data.record_formats import CHATS
+from genesis.data.record_formats import CHATS, PREFERENCES
+from genesis.data.records import Learns
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import ModelError
 from genesis.files.boundary import boundary
@@ -46,10 +47,12 @@ class EncoderFactory:
     Args:
         data: settings that determine samples.
         folder: model folder, whose template is used if `data` names neither a template nor a tokenizer.
+        learns: what the objective learns from. The targets of preferences are the answers, whatever `data.loss` says.
     """
 
-    def __init__(self, data: DataConfig, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, data: DataConfig, folder: str | os.PathLike[str] | None, learns: Learns = "tokens") -> None:
         self._data, self._folder = data, folder
+        self._loss: Loss = data.loss if learns == "tokens" else "completion"
         self._encoder: ChatEncoder | None = None
         self._template: ChatTemplate | None = None
 
@@ -62,7 +65,7 @@ class EncoderFactory:
         self._template = self._read(tokenizer)
         if self._template is not None:
             self._template.check_args()
-        self._encoder = ChatEncoder(tokenizer, self._template, loss=self._data.loss)
+        self._encoder = ChatEncoder(tokenizer, self._template, loss=self._loss)
         return self._encoder
 
     def _read(self, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -84,7 +87,8 @@ class EncoderFactory:
         is_changed = self._data.template is not None or bool(self._data.template_args)
         texts = self._template.texts_with_defaults if self._template is not None and turn_ends and is_changed else None
         # Prompts and completions count as chats if they are messages: the end of their turns is not a text's.
-        is_chat = CHATS & {*formats} or ("prompt_completion" in formats and {*turn_ends} - {tokenizer.eos_id})
+        may_be_chats = {"prompt_completion", *PREFERENCES} & {*formats}
+        is_chat = CHATS & {*formats} or (may_be_chats and {*turn_ends} - {tokenizer.eos_id})
         return ChatFormat(ends, texts, self._template if is_chat else None)
 
 

@@ -26,6 +26,7 @@ from genesis.data.loader import Batch
 from genesis.ops.loss import chunk_rows
 from genesis.tensor import Tensor
 from genesis.train.config import Config
+from genesis.train.objectives import build_objective
 from genesis.train.optimizer import build_optimizer
 from genesis.train.state import TrainState
 from genesis.train.step import accumulate_gradients, share_count, trained_parameters
@@ -61,7 +62,7 @@ class HostPlan:
 def host_plan(config: Config, shape: ModelConfig) -> HostPlan:
     """Plan a step of `config` with the threads of this process."""
     batch, length = config.train.batch_size, config.data.seq_len
-    count = share_count(batch, batch * length)
+    count = share_count(batch, batch * length) if build_objective(config).divides_rows else 1
     share = -(-batch // count)
     few_rows = _few_rows(shape.vocab_size, length)
     if share <= 2 * few_rows[-1]:

@@ -117,7 +117,8 @@ def make_model(
         fresh = ModelConfig.from_dict(raw, where="model.config")
         model = build(fresh, config.train.seed, device=str(device), dtype=config.model.dtype)
     select_trained(config, model, adapter)
-    if adapter is None and config.lora is not None and config.lora.init_from is not None:
+    is_reference = config.objective.needs_reference  # the initial values, which a resumed run also needs
+    if (adapter is None or is_reference) and config.lora is not None and config.lora.init_from is not None:
         load_adapter(model, config.lora.init_from, dropout=config.lora.dropout)
     model.activation_checkpointing = config.train.activation_checkpointing
     model.precision, _ = usable_precision(config, model.config, device)

@@ -102,7 +102,8 @@ def prepare_data(
             seq_len=data.seq_len,
             too_long=data.too_long,
             parse_special=data.parse_special,
-            make_encoder=encoders or EncoderFactory(data, config.model.path),
+            make_encoder=encoders or EncoderFactory(data, config.model.path, config.objective.learns),
+            learns=config.objective.learns,
             progress=progress,
         )
     # Check that every token has a row in the model's embedding.

@@ -12,7 +12,8 @@ from genesis.errors import ConfigError, ModelError, escape
 from genesis.files.hashing import sha256_file
 from genesis.files.strict_json import canonical_bytes
 from genesis.train.config import Config
-from genesis.train.objective import Distillation, Objective, build_objective
+from genesis.train.objective import Distillation, Objective
+from genesis.train.objectives import build_objective
 from genesis_models.adapters import base_of
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig

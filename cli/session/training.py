@@ -21,8 +21,9 @@ from genesis.data.chat import ChatPrompts, ChatTemplate
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import HeldOut, Prepared
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, InterruptedRun, OutOfMemoryError, escape
+from genesis.errors import ConfigError, DataError, InterruptedRun, OutOfMemoryError, escape
 from genesis.files.atomic import FolderUpdate, sweep
+from genesis.files.cache import Cache
 from genesis.files.strict_json import indented_bytes
 from genesis.files.trust import check_owner
 from genesis.train.checkpoint import BEST, TRAINER, Checkpoints
@@ -37,6 +38,7 @@ from genesis.train.metrics import (
     WandbSink,
     check_metrics,
 )
+from genesis.train.objective import Preparation
 from genesis.train.optimizer import build_optimizer, build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis.train.progress import Progress, duration, figure
@@ -139,7 +141,7 @@ def _train(
             memory = planned_memory(config, shape, device, ranks)
         compile_samples(config, shape, sampling, device)
         # Build the run, at the beginning or at a checkpoint.
-        encoders = EncoderFactory(config.data, config.model.path)
+        encoders = EncoderFactory(config.data, config.model.path, config.objective.learns)
         with ranks.main_first("data"):  # the others read it from the cache
             data = prepare_data(config, shape, console, encoders=encoders)
         chat = encoders.learned(data.train, data.tokenizer, data.report.formats)
@@ -300,8 +302,7 @@ def assemble(
     state = TrainState(
         model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective, platform=platform
     )
-    held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
-    objective.prepare(model, [data.train, *held_out], device)
+    _prepare_objective(config, data, state, device, console)
     # Samples: their prompts and the ids that end them.
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
@@ -342,6 +343,22 @@ def assemble(
         device=device,
         steps=steps,
     )
+
+
+def _prepare_objective(config: Config, data: Prepared, state: TrainState, device: Device, console: Output) -> None:
+    """Let the objective compute what depends on the initial weights, on rank 0 first, and print what it says."""
+    ranks = state.ranks
+    if config.objective.learns != "tokens" and len(data.train) < ranks.size:
+        what = f"{len(data.train):,} pairs or answers cannot be shared by {ranks.size:,} ranks"
+        raise DataError(what, where="data.train", next="add records, or use fewer ranks")
+    held_out = [] if data.held_out is None else list(data.held_out.sets.values()) or [data.held_out.tokens]
+    sizes: dict[str, Any] = {"batch_size": config.eval_batch_size, "seq_len": config.data.seq_len}
+    loaders = [PackedLoader(tokens, **sizes, seed=0, shuffle=False) for tokens in held_out]
+    cache = Cache(config.data.cache_dir or Path(config.train.output_dir) / "cache")
+    run = Preparation(state.loader, loaders, config.eval.max_batches, device, cache)
+    with ranks.main_first("objective"):
+        for line in state.objective.prepare(state.model, run):
+            console.line(line)
 
 
 def sample_drawing(config: Config) -> Sampling:

@@ -16,7 +16,18 @@ from typing import Literal
 from genesis.data.readers import SUPPORTED, kind_by_content, looks_like_records
 from genesis.data.readers.stream import EMPTY, TEXT, opened, text_document
 from genesis.data.record_formats import FieldNames, Format, RecordFormat
-from genesis.data.records import Conversation, Defect, Defects, Document, Position, Row, is_learned, record_text
+from genesis.data.records import (
+    DROPPED,
+    Conversation,
+    Defect,
+    Defects,
+    Document,
+    Learns,
+    Position,
+    Row,
+    is_learned,
+    record_text,
+)
 from genesis.data.sources import SourceFile, WeightedSource, expand, not_text
 from genesis.errors import DataError, escape
 
@@ -54,6 +65,7 @@ class Corpus:
         format: format of the records; `auto` detects it by the names of their fields.
         fields: other names of fields, see `genesis.data.record_formats`.
         max_line_bytes: maximum size of a record: a line of JSONL without its end, an element of an array, a row.
+        learns: what the objective learns from; other records, and texts next to records of preferences, are defects.
 
     Attributes:
         weights: the name of each file -> how often an epoch contains its documents.
@@ -73,6 +85,7 @@ class Corpus:
         max_line_bytes: int,
         format: Format = "auto",
         fields: FieldNames | None = None,
+        learns: Learns = "tokens",
     ) -> None:
         found = expand(sources)
         self.files = tuple(file for file in found if file.kind is None)
@@ -85,8 +98,8 @@ class Corpus:
             what = f"the sources hold no text; {self.counts()}"
             raise DataError(what, where=escape(found[0].name), next=SUPPORTED)
         self._skip = on_error == "skip"
-        self._format = RecordFormat(format, fields)
-        self._own_formats = {f.name: RecordFormat(format, f.fields) for f in self.files if f.fields is not None}
+        self._format = RecordFormat(format, fields, learns)
+        self._own_formats = {f.name: RecordFormat(format, f.fields, learns) for f in self.files if f.fields is not None}
         self._max_line_bytes = max_line_bytes
         self.formats: Counter[str] = Counter()
         self.not_learned = 0, ""
@@ -127,7 +140,7 @@ class Corpus:
                 elif file.optional:  # skipped silently
                     self._labels.pop(file.name, None)
                     self._read_files.discard(file.name)
-                elif self._skip:
+                elif self._skip or item.kind in DROPPED:
                     if defects is not None:
                         defects.add(item)
                 elif file.format is TEXT and not file.named and item.kind in EMPTY:  # such as a folder's __init__.py
@@ -151,6 +164,9 @@ class Corpus:
                     return
                 self._read_files.add(file.name)
                 if file.format.rows is None:
+                    if self._format.learns != "tokens":
+                        yield self._format.no_preference("the file holds text", Position(file.name, 0))
+                        return
                     if looks_like_records(file.name, head, self._format_of(file).names):
                         self._like_records[file.name] = None
                     yield text_document(stream)

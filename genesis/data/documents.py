@@ -30,6 +30,7 @@ class DocumentIndex:
 
     Attributes:
         digests: uint8 `[D, 32]`, sha256 of each text.
+        groups: uint8 `[D, 32]`, sha256 of each `Document.group`; documents of one group are held out together.
         text_bytes: int64 `[D]`, UTF-8 bytes of each text.
         files: names of the files; `file_numbers`, int64 `[D]`, holds each document's index in it.
         lines: int64 `[D]`, line of each document; 0 for a whole file.
@@ -42,6 +43,7 @@ class DocumentIndex:
     file_numbers: npt.NDArray[np.int64]
     lines: npt.NDArray[np.int64]
     is_record: npt.NDArray[np.bool_]
+    groups: npt.NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.text_bytes)
@@ -57,7 +59,7 @@ class DocumentIndex:
 
     def select(self, documents: npt.NDArray[np.bool_]) -> DocumentIndex:
         """Return the documents for which the mask `[D]` is true."""
-        names = ("digests", "text_bytes", "file_numbers", "lines", "is_record")
+        names = ("digests", "text_bytes", "file_numbers", "lines", "is_record", "groups")
         return replace(self, **{name: getattr(self, name)[documents] for name in names})
 
     def fingerprint(self) -> str:
@@ -76,12 +78,14 @@ def digest(data: bytes) -> bytes:
 
 def index_documents(documents: Iterable[Document]) -> DocumentIndex:
     """Read all `documents` once and return their index."""
-    digests, sizes, lines, is_record = bytearray(), [], [], []
+    digests, groups, sizes, lines, is_record = bytearray(), bytearray(), [], [], []
     files: dict[str, int] = {}
     file_indices = []
     for document in documents:
         data = document.text.encode("utf-8")
-        digests += digest(data)
+        digests += (own := digest(data))
+        group = document.group
+        groups += own if group is document.text else digest(group.encode("utf-8"))
         sizes.append(len(data))
         file_indices.append(files.setdefault(document.file, len(files)))
         lines.append(document.line)
@@ -93,6 +97,7 @@ def index_documents(documents: Iterable[Document]) -> DocumentIndex:
         np.array(file_indices, np.int64),
         np.array(lines, np.int64),
         np.array(is_record, np.bool_),
+        np.frombuffer(bytes(groups), np.uint8).reshape(-1, 32),
     )
 
 
@@ -114,6 +119,9 @@ class TokenSet:
         mask: uint8 `[N]`, 1 for tokens that are targets. None: all are, except for the first of each sample.
         target_bytes: int64 `[S]`, UTF-8 bytes of text that the targets encode. None: all bytes of the documents.
         weights: float64 `[S]`, mean number of times that an epoch contains a sample. None: once each.
+        splits: int64 `[S]`, tokens of the first of a sample's two sequences, each of a prompt and an answer: the
+            chosen and the rejected one, or a judged answer and another prompt's answer. None: one sequence each.
+        is_good: `[S]`, whether a judged answer is good. None: answers are not judged.
     """
 
     stream: npt.NDArray[np.unsignedinteger]
@@ -127,6 +135,8 @@ class TokenSet:
     mask: npt.NDArray[np.uint8] | None = None
     target_bytes: Ints | None = None
     weights: npt.NDArray[np.float64] | None = None
+    splits: Ints | None = None
+    is_good: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -182,7 +192,7 @@ class TokenSet:
 
     def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
         """Return the samples for which the mask `[S]` is true, of the same documents."""
-        names = ("starts", "lengths", "documents", "target_bytes", "weights")
+        names = ("starts", "lengths", "documents", "target_bytes", "weights", "splits", "is_good")
         kept: dict[str, Any] = {name: a if (a := getattr(self, name)) is None else a[samples] for name in names}
         return replace(self, **kept)
 
@@ -212,7 +222,7 @@ def split(
     """Return true for the documents that are held out.
 
     Args:
-        digests: uint8 `[D, 32]`.
+        digests: uint8 `[D, 32]`; documents with equal ones are held out together.
         text_bytes: int64 `[D]`.
 
     If the hashes select none, the document with the lowest hash is held out; if they select all, the one with the

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from genesis.backend import mode
 from genesis.data.documents import Ints, TokenSet
 from genesis.data.packing import Chunks, Packing, chunk_counts, chunks_with_target, cut, pack
+from genesis.data.pairs import ranges
 from genesis.errors import ConfigError, DataError, IndexRangeError, ModelError, escape
 from genesis.ops.attention import KEY_BLOCK
 
@@ -35,11 +36,13 @@ class Batch:
         input_ids: token ids; the tokenizer's pad id in slots without a token.
         labels: the same ids, unshifted: a model compares the logits of slot t with the label of t + 1. -100 at tokens
             that are not targets, at the first token of each chunk, and in slots without a token.
-        position_ids: from 0 in each chunk, and again in empty slots after one: attention begins at slot - position.
+        position_ids: from 0 in each chunk, in the second sequence of a sample, and in empty slots: attention begins at
+            slot - position.
         num_targets: number of labels that are not -100, at least 1.
         num_tokens: number of slots with a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
         tokens: the set of the samples; None in an empty batch.
+        columns: int64 `[n]`, first slot of each sample in its row.
     """
 
     epoch: int
@@ -51,6 +54,7 @@ class Batch:
     num_tokens: int
     samples: Ints = field(repr=False)
     tokens: TokenSet | None = field(default=None, repr=False)
+    columns: Ints = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     @classmethod
     def empty(cls, rows: int, length: int) -> Batch:
@@ -224,11 +228,11 @@ class PackedLoader:
     def _assemble(self, packing: Packing, rows: Ints, epoch: int, index: int) -> Batch:
         # Gather the tokens of the chosen rows' chunks.
         begins, ends = packing.row_starts[rows], packing.row_starts[rows + 1]
-        which = _ranges(begins, ends - begins)
+        which = ranges(begins, ends - begins)
         row = np.repeat(np.arange(len(rows)), ends - begins)
         lengths, columns = packing.chunks.lengths[which], packing.columns[which]
         chosen, offsets = packing.chunks.samples[which], packing.chunks.offsets[which]
-        within = _ranges(np.zeros_like(lengths), lengths)
+        within = ranges(np.zeros_like(lengths), lengths)
         slots = np.repeat(row * self.seq_len + columns, lengths) + within
         places = np.repeat(self.tokens.starts[chosen] + offsets, lengths) + within
         ids = self.tokens.stream[places].astype(np.int64)
@@ -245,17 +249,14 @@ class PackedLoader:
         origins = np.zeros((self.batch_size, self.seq_len + 1), np.int64)
         origins[row, columns + lengths] = columns + lengths
         origins[row, columns] = columns
+        if self.tokens.splits is not None:  # the second sequences of samples
+            middle = columns + self.tokens.splits[chosen]
+            origins[row, middle] = middle
         position_ids = np.arange(self.seq_len) - np.maximum.accumulate(origins[:, :-1], axis=1)
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
         targets = int(is_target.sum())
-        return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), samples, self.tokens)
-
-
-def _ranges(starts: Ints, counts: Ints) -> Ints:
-    """Return the ranges start … start + count - 1, concatenated, int64 `[sum of counts]`."""
-    before = np.cumsum(counts) - counts
-    ranges: Ints = np.arange(counts.sum()) + np.repeat(starts - before, counts)
-    return ranges
+        places = samples, self.tokens, columns
+        return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), *places)
 
 
 def _check_samples(tokens: TokenSet) -> None:

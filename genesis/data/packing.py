@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from genesis.data.documents import Ints, TokenSet
+from genesis.data.pairs import fit_pairs
 from genesis.errors import DataError, escape
 
 TooLong = Literal["drop", "truncate", "split", "fail"]
@@ -186,6 +187,9 @@ def fit(
 ) -> tuple[TokenSet, tuple[Note, ...]]:
     """Return `tokens` for rows of `seq_len`, and notes about longer samples.
 
+    A pair must fit into a row as a whole, a judged answer into half of a row. The answers of a pair are truncated after
+    the same number of tokens. Pairs and judged answers are never split; None drops them.
+
     Args:
         too_long: `drop` drops them. `truncate` keeps their first `seq_len` tokens and drops those without a target
             among them. `split` keeps all, and the loader cuts them into chunks. None splits texts and drops samples of
@@ -195,8 +199,12 @@ def fit(
     Raises:
         DataError: with `fail`, for the first sample that is too long.
     """
+    is_preference = tokens.splits is not None or tokens.is_good is not None
+    seq_len = seq_len // 2 if tokens.is_good is not None else seq_len
     affected = tokens.lengths > seq_len
-    if too_long in (None, "split"):  # splitting texts needs no note
+    if is_preference and too_long == "split":
+        too_long = None
+    if not is_preference and too_long in (None, "split"):  # splitting texts needs no note
         affected &= tokens.index.is_record[tokens.documents]
     if not affected.any():
         return tokens, ()
@@ -207,6 +215,8 @@ def fit(
             where=escape(tokens.index.name(int(tokens.documents[first]))),
             next="raise data.seq_len, shorten the record, or set data.too_long to drop, truncate or split",
         )
+    if too_long == "truncate" and tokens.splits is not None:
+        return _truncated_pairs(tokens, seq_len, affected)
     if too_long == "truncate":
         return _truncated(tokens, seq_len, affected, token_bytes)
     if too_long == "split":
@@ -226,6 +236,17 @@ def _truncated(
         what = f"of them have no target in their first {seq_len:,} tokens and are left out"
         notes.append(Note(int(empty.sum()), what, _name(tokens, int(np.argmax(empty)))))
     return short.select_samples(~empty), tuple(notes)
+
+
+def _truncated_pairs(
+    tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_]
+) -> tuple[TokenSet, tuple[Note, ...]]:
+    notes = [_note(tokens, affected, seq_len, "truncated, both answers alike")]
+    short, _, is_left = fit_pairs(tokens, seq_len)
+    if not is_left.all():
+        what = "of them have equal answers or an answer without a target where they are cut, and are left out"
+        notes.append(Note(int((~is_left).sum()), what, _name(tokens, int(np.argmin(is_left)))))
+    return short.select_samples(is_left), tuple(notes)
 
 
 def _bytes_beyond(

@@ -22,12 +22,13 @@ from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, holdout_points, index_documents, split
 from genesis.data.packing import Note, TooLong, fit
+from genesis.data.pairs import mismatched
 from genesis.data.pieces import PATTERN
 from genesis.data.readers import SUPPORTED
 from genesis.data.record_formats import FieldNames, Format
-from genesis.data.records import Defects, Document
+from genesis.data.records import NO_TARGET, Defects, Document, Learns
 from genesis.data.sources import WeightedSource, expand
-from genesis.data.tokenize import NO_TARGET, SpecialText, reread, tokenize
+from genesis.data.tokenize import SpecialText, reread, tokenize
 from genesis.data.tokenizer import Tokenizer, library_version, train_bpe, trained_files
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import DataError, escape
@@ -128,6 +129,7 @@ def prepare(
     parse_special: bool = False,
     too_long: TooLong | None = None,
     make_encoder: MakeEncoder | None = None,
+    learns: Learns = "tokens",
 ) -> Prepared:
     """Read, split and tokenize the data of a run.
 
@@ -141,13 +143,15 @@ def prepare(
         progress: called with the stage, the bytes done and their total.
         parse_special: whether special tokens spelled out in a text become their ids.
         make_encoder: creates the encoder of records for a tokenizer.
+        learns: what the objective learns from. Preferences with the same prompt are held out together.
 
     Raises:
         DataError: the data cannot be used. ModelError: the tokenizer cannot be used.
         ConfigError: `vocab_size` is too small. DiskError: the cache cannot be written.
     """
-    read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
-    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    own = partial(Corpus, format=format, fields=fields, learns=learns)
+    read = partial(own, on_error=on_error, max_line_bytes=max_line_bytes)
+    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len, learns)
     # Index the documents, choose the held-out ones, and tokenize all of them.
     corpus = read(train_sources)
     index, defects = _indexed(corpus, "data.train")
@@ -168,13 +172,14 @@ def prepare(
         tokens = done.tokens.select(is_held_out)
         _check_any(tokens, "held out of data.train", done.notes)
         baseline = _baseline(_chosen(corpus, index, is_held_out), tokens.index, setup.cache)
-        held_out = HeldOut(tokens, baseline, Defects())
+        held_out = HeldOut(setup.complete(tokens), baseline, Defects())
     train = done.tokens.select(~is_held_out)
     # Give training samples the weights of their files.
     if any(weight != 1 for weight in corpus.weights.values()):
         of_files = np.array([corpus.weights[name] for name in train.index.files], np.float64)
         train = replace(train, weights=of_files[train.index.file_numbers][train.documents])
     _check_any(train, "of data.train", done.notes)
+    train = setup.complete(train)
     # Fingerprint both sets for a resume, and report what was done.
     train, held_out = _with_fingerprint(train, held_out, done.choices)
     known = {row.tobytes() for row in held_out.tokens.index.digests} if held_out else set()
@@ -200,6 +205,7 @@ def prepare_held_out(
     parse_special: bool = False,
     too_long: TooLong | None = None,
     make_encoder: MakeEncoder | None = None,
+    learns: Learns = "tokens",
     key: str = "data.eval",
 ) -> HeldOut:
     """Read and tokenize held-out documents; arguments and errors as in `prepare`.
@@ -207,8 +213,9 @@ def prepare_held_out(
     Args:
         key: name of the sources in errors.
     """
-    read = partial(Corpus, on_error=on_error, max_line_bytes=max_line_bytes, format=format, fields=fields)
-    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len)
+    own = partial(Corpus, format=format, fields=fields, learns=learns)
+    read = partial(own, on_error=on_error, max_line_bytes=max_line_bytes)
+    setup = _Setup(Cache(cache_dir), read, on_error, parse_special, too_long, make_encoder, seq_len, learns)
     return _held_out(sources, tokenizer, setup, progress, key)
 
 
@@ -232,7 +239,8 @@ def _held_out(
         chosen = np.array([set_of_file[file] == name for file in index.files])
         found[name] = done.tokens.select(chosen[index.file_numbers])
         _check_any(found[name], f"of {key}.{name}", done.notes)
-    return HeldOut(done.tokens, baseline, defects, corpus.counts(), done.special, done.notes, found)
+        found[name] = setup.complete(found[name])
+    return HeldOut(setup.complete(done.tokens), baseline, defects, corpus.counts(), done.special, done.notes, found)
 
 
 def _sets_of_files(sets: Mapping[str, Sequence[str]], key: str) -> dict[str, str]:
@@ -263,6 +271,11 @@ class _Setup:
     too_long: TooLong | None
     make_encoder: MakeEncoder | None
     seq_len: int
+    learns: Learns
+
+    def complete(self, tokens: TokenSet) -> TokenSet:
+        """Return a set whose samples have all that the objective reads."""
+        return mismatched(tokens, self.seq_len) if self.learns == "judged" else tokens
 
 
 @dataclass(frozen=True)
@@ -287,7 +300,8 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, setup: 
         encoder = setup.make_encoder(tokenizer)
         choices["encoder"] = encoder.fingerprint
     with nullcontext() if encoder is None else closing(encoder):
-        done = tokenize(corpus, index, tokenizer, setup.cache, progress, setup.parse_special, encoder, setup.on_error)
+        how = setup.parse_special, encoder, setup.on_error, setup.learns
+        done = tokenize(corpus, index, tokenizer, setup.cache, progress, *how)
     notes: list[Note] = []
     # Note what was left out, and why.
     for kind, count in done.left_out.counts.items():
@@ -343,7 +357,7 @@ def _split(
 ) -> tuple[DocumentIndex, npt.NDArray[np.bool_]]:
     """Return the index and which documents are held out. A single text file is split, which makes a new index."""
     if len(index) != 1 or index.lines[0] or index.is_record[0] or not fraction:
-        return index, split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
+        return index, split(index.groups, index.text_bytes, seed=seed, fraction=fraction)
     corpus.hold_out_tail(fraction)
     return index_documents(corpus.documents()), np.array([False, True])
 
@@ -356,7 +370,7 @@ def _usable(is_held_out: npt.NDArray[np.bool_], tokens: TokenSet, seed: int, fra
         return is_held_out
     index = tokens.index.select(has_sample)
     found = np.zeros_like(is_held_out)
-    found[has_sample] = split(index.digests, index.text_bytes, seed=seed, fraction=fraction)
+    found[has_sample] = split(index.groups, index.text_bytes, seed=seed, fraction=fraction)
     return found
 
 

@@ -9,28 +9,47 @@
 | dolly | instruction, response, context?, system?, history? | a conversation, as for alpaca |
 | question_answer | question, answer, context?, system?, history? | a conversation, as for alpaca |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
-| preference | chosen, rejected; or prompt, completion, label (true or false) | an error: not trained yet |
+| preference | prompt?, chosen, rejected, tools? | a pair of answers, only for objectives of pairs |
+| unpaired | prompt, completion, label (true or false), tools? | a judged answer, only for such objectives |
 
-alpaca and ShareGPT are converted as in LLaMA-Factory and TRL: an instruction and its input are one message, separated
-by a line end. A question and its answer may have one of several names (`_QUESTION_ANSWER`).
+The prompt of a pair without one is what both answers begin with: messages, or words. alpaca and ShareGPT are converted
+as in LLaMA-Factory and TRL: an instruction and its input are one message, separated by a line end. A question and its
+answer may have one of several names (`_QUESTION_ANSWER`).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from genesis.data.readers.json_records import parse
-from genesis.data.records import REASONING, Completion, Conversation, Message, Position
+from genesis.data.records import (
+    EMPTY,
+    EQUAL,
+    REASONING,
+    Completion,
+    Conversation,
+    Defect,
+    Judged,
+    Learns,
+    Message,
+    Pair,
+    Position,
+    Record,
+    content_text,
+)
 from genesis.errors import nearest
 from genesis.files.paths import quote
 
 Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "dolly", "question_answer", "sharegpt"]
 Field = Literal[
     "text", "messages", "tools", "prompt", "completion", "instruction", "input", "output", "system", "history",
-    "response", "question", "answer", "context", "conversations", "role", "content",
+    "response", "question", "answer", "context", "conversations", "role", "content", "chosen", "rejected", "label",
 ]  # fmt: skip
 FieldNames = Mapping[Field, str]
 FIELDS: tuple[str, ...] = get_args(Field)
@@ -44,6 +63,13 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
     "sharegpt": ("conversations",),
     "preference": ("chosen", "rejected"),
 }
+# What an objective learns from -> the name of the records' format, its required and its optional fields.
+_PREFERENCES: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "pairs": ("preference", ("chosen", "rejected"), ("prompt", "tools")),
+    "judged": ("unpaired", ("prompt", "completion", "label"), ("tools",)),
+}
+PREFERENCES = frozenset(format for format, *_ in _PREFERENCES.values())
+_LEARNED = "choose an objective that learns from it (objective.name: dpo for pairs, kto for judged answers)"
 # Required fields of formats that are tried after those above; they are read as alpaca.
 _PAIRS: Mapping[str, tuple[str, ...]] = {
     "dolly": ("instruction", "response"),
@@ -84,24 +110,32 @@ class RecordFormat:
 
     format: Format = "auto"
     fields: FieldNames | None = None
+    learns: Learns = "tokens"
 
     def columns(self, keys: Sequence[str], position: Position) -> list[str]:
         """Return the `keys` that are used of a record with these fields. Raises: Defect."""
+        if self.learns != "tokens":
+            return [name for name in map(self._name, self._preference_fields(keys, position)) if name in keys]
         format, reader = self._format(keys, position)
         names = [reader._name(field) for field in (*_NEEDED[reader.format], *_OPTIONAL.get(reader.format, ()))]
         names += [_LABEL] if format in _WITH_LABEL and _LABEL not in names else []
         return [name for name in names if name in keys]
 
-    def read(self, value: object, position: Position) -> tuple[str, str | Completion | Conversation]:
+    def read(self, value: object, position: Position) -> tuple[str, str | Record]:
         """Return the format of the record in `value`, and the converted record. Raises: Defect."""
         if not isinstance(value, dict):
             what = f"the record is {describe(value)}, not an object with fields"
             raise position.defect("no record", what, "write one JSON object for each record")
+        if self.learns != "tokens":
+            found = {field: value.get(self._name(field)) for field in self._preference_fields(value.keys(), position)}
+            return _PREFERENCES[self.learns][0], (self._pair if self.learns == "pairs" else self._judged)(
+                found, position
+            )
         name, reader = self._format(value.keys(), position)
         if self.format == "auto" and name in _WITH_LABEL and isinstance(value.get(_LABEL), bool):
             fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
-            what = f"the record holds a preference ({fields}), and preferences are not trained yet"
-            next = f"train on the good ones: write a file of them and set data.format={name}"
+            what = f"the record holds a preference ({fields}), but the objective learns from texts and chats"
+            next = f"{_LEARNED}, or write a file of the good ones and set data.format={name}"
             raise position.defect("preference", what, next)
         return name, reader._read(value, position)
 
@@ -134,8 +168,8 @@ class RecordFormat:
             return self.format, self._as_alpaca(keys, position) if self.format in _PAIRS else self
         found = [name for name, needed in _NEEDED.items() if all(self._name(field) in keys for field in needed)]
         if found == ["preference"]:
-            what = "the record holds a preference (chosen, rejected), and preferences are not trained yet"
-            next = "train on the chosen answers: name their field with data.fields and set data.format"
+            what = "the record holds a preference (chosen, rejected), but the objective learns from texts and chats"
+            next = f"{_LEARNED}, or train on the chosen answers: name their field with data.fields and set data.format"
             raise position.defect("preference", what, next)
         possible = [name for name in found if name != "preference"]
         if len(found) > 1:
@@ -216,6 +250,105 @@ class RecordFormat:
         what = f"{names[0]} is {describe(prompt)} and {names[1]} {describe(completion)}"
         raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
 
+    # --- Preferences
+
+    def no_preference(self, what: str, position: Position) -> Defect:
+        """Return the defect of a text or record that is not of the kind that the objective learns from."""
+        _, needed, optional = _PREFERENCES[self.learns]
+        fields = ", ".join([*map(self._name, needed), *(f"{self._name(field)}?" for field in optional)])
+        kind = "pairs of answers" if self.learns == "pairs" else "judged answers"
+        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or choose another objective"
+        return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next)
+
+    def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:
+        """Return the fields of a preference. Raises: Defect: one is missing."""
+        _, needed, optional = _PREFERENCES[self.learns]
+        missing = [self._name(field) for field in needed if self._name(field) not in keys]
+        if missing == [self._name("prompt")]:
+            what = f"the record has no prompt (no field {quote(missing[0])}); its fields: {_listed(keys)}"
+            raise position.defect("no prompt", what, "name the field with data.fields.prompt")
+        if missing:
+            raise self.no_preference(f"the record has no field {quote(missing[0])} among {_listed(keys)}", position)
+        return *needed, *optional
+
+    def _pair(self, found: Mapping[str, Any], position: Position) -> Pair:
+        prompt, chosen, rejected = (found[field] for field in ("prompt", "chosen", "rejected"))
+        names = self._name("chosen"), self._name("rejected")
+        if chosen == rejected:
+            raise position.defect(EQUAL, "the chosen and the rejected answer are equal", field=names[1])
+        if isinstance(chosen, str) and isinstance(rejected, str):
+            if prompt is None:
+                prompt, chosen, rejected = _common_words(chosen, rejected)
+                if not prompt.strip():
+                    raise self._no_prompt("the two answers do not begin with the same words", position)
+            answers = [
+                self._answer(prompt, text, n, position) for n, text in zip(names, (chosen, rejected), strict=True)
+            ]
+            return Pair(*answers)
+        if isinstance(chosen, list) and isinstance(rejected, list):
+            found_in = zip(names, (chosen, rejected), strict=True)
+            first, second = (read_messages(each, position, name, self._keys()) for name, each in found_in)
+            if isinstance(prompt, list):
+                before = read_messages(prompt, position, self._name("prompt"), self._keys())
+                first, second = (*before, *first), (*before, *second)
+                count = len(before)
+            else:  # a prompt as a string repeats the user's message, as in UltraFeedback
+                same = itertools.takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
+                count = len(list(same))
+                while count and first[count - 1]["role"] == "assistant" and count in (len(first), len(second)):
+                    count -= 1
+                if not any(message["role"] != "system" for message in first[:count]):
+                    raise self._no_prompt("the two conversations do not begin with the same messages", position)
+            tools, both = self._tools(found, position), zip(names, (first, second), strict=True)
+            return Pair(*(self._said(messages, tools, count, name, position) for name, messages in both))
+        what = f"{names[0]} is {describe(chosen)} and {names[1]} {describe(rejected)}"
+        raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
+
+    def _judged(self, found: Mapping[str, Any], position: Position) -> Judged:
+        prompt, completion, label = (found[field] for field in ("prompt", "completion", "label"))
+        label = {"true": True, "false": False}.get(label.lower(), label) if isinstance(label, str) else label  # in CSV
+        if not isinstance(label, bool):
+            what = f"the label is {quote(label) if isinstance(label, str) else describe(label)}, not true or false"
+            raise position.defect(
+                "wrong type", what, "write true for a good answer, false for a bad one", self._name("label")
+            )
+        name = self._name("completion")
+        answer: Completion | Conversation
+        if isinstance(prompt, list) and isinstance(completion, list):
+            before = read_messages(prompt, position, self._name("prompt"), self._keys())
+            after = read_messages(completion, position, name, self._keys())
+            answer = self._said((*before, *after), self._tools(found, position), len(before), name, position)
+        else:
+            answer = self._answer(prompt, completion, name, position)
+        return Judged(answer, label)
+
+    def _answer(self, prompt: object, text: object, name: str, position: Position) -> Completion:
+        """Return an answer to a prompt, both strings. Raises: Defect."""
+        for field, value in ((self._name("prompt"), prompt), (name, text)):
+            if not isinstance(value, str):
+                what = f"the field holds {describe(value)}, not a string like the other"
+                raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", field)
+            check_plain(value, position, field)
+        assert isinstance(prompt, str) and isinstance(text, str)
+        if not prompt:
+            raise self._no_prompt("the prompt is empty", position)
+        if not text.strip():
+            raise position.defect(EMPTY, "the answer holds no text", field=name)
+        return Completion(prompt, text)
+
+    def _said(
+        self, messages: tuple[Message, ...], tools: Any, prompt_messages: int, name: str, position: Position
+    ) -> Conversation:
+        """Return a conversation whose messages after the prompt are an answer. Raises: Defect."""
+        said = [message for message in messages[prompt_messages:] if message["role"] == "assistant"]
+        if not any(content_text(message).strip() or message.get("tool_calls") for message in said):
+            raise position.defect(EMPTY, "the answer holds no text of the assistant", field=name)
+        return Conversation(messages, tools, prompt_messages)
+
+    def _no_prompt(self, what: str, position: Position) -> Defect:
+        next = f"write the prompt into a field {self._name('prompt')}"
+        return position.defect("no prompt", f"the record has no prompt: {what}", next)
+
     def _alpaca(self, found: Mapping[str, Any], position: Position) -> Conversation:
         messages: list[Message] = []
         texts = {field: self._optional(found[field], field, position) for field in ("instruction", "input", "system")}
@@ -263,6 +396,15 @@ class RecordFormat:
             messages = ({"role": "system", "content": system}, *messages)
         _check_answered(messages, position, name)
         return Conversation(messages, self._tools(found, position))
+
+
+def _common_words(first: str, second: str) -> tuple[str, str, str]:
+    """Return the words with which two texts begin, without the space after them, and the rest of each text."""
+    same = os.path.commonprefix([first, second])  # noqa: RUF071 - texts, not paths
+    if not (first[len(same) :][:1].isspace() and second[len(same) :][:1].isspace()):
+        same = re.sub(r"\S*\Z", "", same)  # no answer begins within a word
+    same = same.rstrip()
+    return same, first[len(same) :], second[len(same) :]
 
 
 _READABLE = [name for name in get_args(Format) if name != "auto"]

@@ -1,14 +1,14 @@
 """Records and documents, which readers yield and encoders take, and their defects. It reads nothing.
 
-A `Document` is a text or a record: a `Completion` or a `Conversation`. Code that hashes, splits, counts or names
-documents only uses `Document.text`, so it works for both.
+A `Document` is a text or a record: a `Completion`, a `Conversation`, or a preference (`Pair`, `Judged`). Code that
+hashes, splits, counts or names documents only uses `Document.text` and `Document.group`, so it works for all.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from genesis.errors import DataError, escape
 
@@ -39,6 +39,30 @@ class Conversation:
     prompt_messages: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, of which `chosen` is preferred."""
+
+    chosen: Completion | Conversation
+    rejected: Completion | Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An answer to a prompt, and whether it is good."""
+
+    answer: Completion | Conversation
+    is_good: bool
+
+
+Record = Completion | Conversation | Pair | Judged
+# What an objective learns from: texts, completions and conversations; `Pair`s; or `Judged` answers.
+Learns = Literal["tokens", "pairs", "judged"]
+# Kinds of defects of records that are always left out and counted, because nothing in them is wrong.
+NO_TARGET, EQUAL, EMPTY = "no target", "equal answers", "empty answer"
+DROPPED = frozenset((NO_TARGET, EQUAL, EMPTY))
+
+
 def is_learned(message: Message) -> bool:
     """Whether a turn is to be learned: its `weight` is not 0 and its `train` is not false."""
     return all(message.get(key, True) for key in ("weight", "train"))
@@ -50,21 +74,32 @@ def content_text(message: Message) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def record_text(record: Completion | Conversation) -> str:
+def record_text(record: Record) -> str:
     """Return the canonical JSON text of a record: compact, with its own fields in a fixed order.
 
     Keys inside messages and tools keep their order, because templates render them in it (`tool | tojson`). Two records
     have the same text only if every template renders them equally.
     """
-    if isinstance(record, Completion):
-        value: dict[str, Any] = {"prompt": record.prompt, "completion": record.completion}
-    else:
-        value = {"messages": record.messages}
-        if record.tools is not None:
-            value["tools"] = record.tools
-        if record.prompt_messages:
-            value["prompt_messages"] = record.prompt_messages
+    return _json(_value(record))
+
+
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _value(record: Record) -> dict[str, Any]:
+    if isinstance(record, Pair):
+        return {"chosen": _value(record.chosen), "rejected": _value(record.rejected)}
+    if isinstance(record, Judged):
+        return {**_value(record.answer), "label": record.is_good}
+    if isinstance(record, Completion):
+        return {"prompt": record.prompt, "completion": record.completion}
+    value: dict[str, Any] = {"messages": record.messages}
+    if record.tools is not None:
+        value["tools"] = record.tools
+    if record.prompt_messages:
+        value["prompt_messages"] = record.prompt_messages
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +114,18 @@ class Document:
     text: str
     file: str
     line: int = 0
-    record: Completion | Conversation | None = None
+    record: Record | None = None
+
+    @property
+    def group(self) -> str:
+        """Text that documents share which must be held out together: of preferences the prompt, otherwise `text`."""
+        record = self.record
+        if not isinstance(record, Pair | Judged):
+            return self.text
+        answer = record.chosen if isinstance(record, Pair) else record.answer
+        if isinstance(answer, Completion):
+            return _json(answer.prompt)
+        return _json([answer.messages[: answer.prompt_messages], answer.tools])
 
     @property
     def name(self) -> str:

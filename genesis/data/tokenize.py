@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus
 from genesis.data.documents import DocumentIndex, Progress, TokenSet, digest
-from genesis.data.records import Defect, Defects, Document
+from genesis.data.records import DROPPED, NO_TARGET, Defect, Defects, Document, Learns
 from genesis.data.tokenizer import Tokenizer, library_version
 from genesis.errors import DataError, escape
 from genesis.files.cache import Cache, Entry, EntryWriter, State
@@ -39,10 +39,9 @@ SPECIAL_NAME = "special.json"
 DOCUMENTS_NAME = "documents.bin"
 MASK_NAME = "mask.bin"
 TARGET_BYTES_NAME = "target_bytes.bin"
+SIDES_NAME = "sides.bin"
 LEFT_OUT_NAME = "left_out.json"
 NOTES_NAME = "notes.json"
-
-NO_TARGET = "no target"  # kind of defect that is always skipped, because such a record is not wrong
 
 # Encodings take about 300 bytes per token while a batch is processed. Pieces let a long document use all threads. They
 # are short compared with a thread's share of a batch, because the last one delays the batch.
@@ -83,6 +82,7 @@ def tokenize(
     parse_special: bool = False,
     encoder: ChatEncoder | None = None,
     on_error: Literal["fail", "skip"] = "fail",
+    learns: Learns = "tokens",
 ) -> Tokenized:
     """Return the documents of `corpus`, described by `index`, as tokens.
 
@@ -90,7 +90,8 @@ def tokenize(
         parse_special: whether special tokens spelled out in a text become their ids.
         encoder: makes samples of the records; required with records.
         on_error: `fail` raises at the first record or turn that cannot be encoded; `skip` counts it. A record that only
-            lacks a target is always counted.
+            lacks a target, or whose two answers are equal, is always counted.
+        learns: what the records hold.
         progress: called with the bytes of text done and their total, unless the cache has the result.
 
     Raises:
@@ -110,6 +111,7 @@ def tokenize(
     if has_records:
         assert encoder is not None, "records need an encoder"
         key |= {"encoder": encoder.fingerprint, "on_error": on_error}
+        key |= {"learns": learns} if learns != "tokens" else {}
 
     # Encode the documents, or find them in the cache.
     def make(folder: EntryWriter) -> None:
@@ -141,6 +143,9 @@ def tokenize(
         mask,
         target_bytes,
     )
+    if learns != "tokens":
+        sides = _integers(cached.entry, SIDES_NAME)
+        tokens = replace(tokens, splits=sides) if learns == "pairs" else replace(tokens, is_good=sides > 0)
     special = parse_object(bytes(cached.entry.part(SPECIAL_NAME)), where=SPECIAL_NAME)
     return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]), left_out, notes)
 
@@ -288,6 +293,7 @@ class _Records:
     def __init__(self, encoder: ChatEncoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
         self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
         self._documents, self._target_bytes, self._mask = list[int](), list[int](), bytearray()
+        self._sides = list[int]()
         self._left_out: dict[str, list[Any]] = {}  # kind -> count, and number and defect of the first
         self._notes: dict[str, list[Any]] = {}
 
@@ -300,7 +306,7 @@ class _Records:
         found = self._encoder.encode([item.record for item in batch]) if batch else ()
         for item, samples in zip(batch, found, strict=True):
             if isinstance(samples, Defect):
-                if self._fails and samples.kind != NO_TARGET:
+                if self._fails and samples.kind not in DROPPED:
                     raise samples
                 self._count(self._left_out, samples.kind, item.document, samples.what)
                 continue
@@ -314,6 +320,7 @@ class _Records:
                 self._count(self._left_out, NO_TARGET, item.document, "nothing in it is a target", count)
             for sample in kept:
                 self._add(item.document, sample.target_bytes, sample.is_target)
+                self._sides.append(sample.split or int(sample.is_good))
                 yield sample.ids
 
     def _add(self, document: int, target_bytes: int, is_target: npt.NDArray[np.bool_]) -> None:
@@ -329,5 +336,6 @@ class _Records:
         folder.write(DOCUMENTS_NAME, np.array(self._documents, "<u8").tobytes())
         folder.write(MASK_NAME, bytes(self._mask))
         folder.write(TARGET_BYTES_NAME, np.array(self._target_bytes, "<u8").tobytes())
+        folder.write(SIDES_NAME, np.array(self._sides, "<u8").tobytes())
         folder.write(LEFT_OUT_NAME, json.dumps(self._left_out).encode("utf-8"))
         folder.write(NOTES_NAME, json.dumps(self._notes).encode("utf-8"))

@@ -6,7 +6,9 @@ Parameters have PEFT's names. Other modules choose the layers of a model and rea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from genesis.array import Array
@@ -171,9 +173,27 @@ class Magnitude(Module):
         self.weight = Parameter(init.new((out_features,), device, float32))
 
 
+_mode = threading.local()
+
+
+@contextmanager
+def adapters_off() -> Iterator[None]:
+    """Let all adapters of this thread compute their base x·Wᵀ + b inside the block.
+
+    A fresh adapter, with B = 0, gives the same bits outside the block.
+    """
+    before, _mode.is_off = getattr(_mode, "is_off", False), True
+    try:
+        yield
+    finally:
+        _mode.is_off = before
+
+
 def low_rank_pairs(layers: Sequence[Module]) -> LowRankPairs:
     """Return the low-rank pairs of the adapters among `layers` on one input. Adapters in training share one dropout."""
     adapters = [layer if isinstance(layer, LoRALinear) else None for layer in layers]
+    if getattr(_mode, "is_off", False):  # the same kernels as with adapters, so that results have the same bits
+        return LowRankPairs([None if a is None else (a.lora_A.weight, a.lora_B.weight, 0.0) for a in adapters])
     pairs = [None if a is None else (a.lora_A.weight, a.lora_B.weight, a.scaling) for a in adapters]
     dora = [a._dora_inputs() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]
     factors = dora_factors(dora, [layer.out_features for layer in layers])[0] if any(dora) else None

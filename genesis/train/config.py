@@ -29,11 +29,13 @@ from pydantic_core import PydanticCustomError
 
 from genesis import optim
 from genesis.data import record_formats
+from genesis.data.records import Learns
 from genesis.dtypes import as_dtype
 from genesis.errors import DTypeError
 from genesis.files.hub import DATA_SOURCE
 from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.bounds import BOUNDS
+from genesis.train.preference_losses import JUDGED, PAIRED
 from genesis.train.strict_yaml import emit
 
 # json_schema_extra of a setting or section that a resumed run may change. Any other change is refused.
@@ -497,7 +499,21 @@ ONE_CYCLE_WARMUP_RATIO = 0.3
 FINE_TUNING: dict[str, dict[str, float]] = {
     "full": {"lr": 1e-5, "warmup_ratio": 0.03},
     "lora": {"lr": 2e-4, "warmup_ratio": 0.03, "weight_decay": 0.0},
+    "preferences": {"lr": 1e-6, "warmup_ratio": 0.1},
+    "preferences with lora": {"lr": 1e-5, "warmup_ratio": 0.1, "weight_decay": 0.0},
 }
+
+
+def _name_of(objective: Any) -> Any:
+    """Return the name in the section `objective` as the user wrote it."""
+    return objective.get("name", "next_tokens") if isinstance(objective, dict) else objective
+
+
+def _kind_of(objective: Any, has_lora: bool) -> str:
+    """Return the row of `FINE_TUNING` of a run."""
+    if isinstance(objective, str) and (objective in PAIRED or objective in JUDGED):
+        return "preferences with lora" if has_lora else "preferences"
+    return "lora" if has_lora else "full"
 
 
 def _as_tuple(value: object) -> object:
@@ -749,37 +765,72 @@ class LoraConfig(Section):
 
 
 # The settings of each objective, with their defaults. A setting outside the chosen row is refused.
-OBJECTIVES: dict[str, dict[str, Any]] = {
+_COMPARED = {"reference": "auto"}
+OBJECTIVES: dict[str, Mapping[str, Any]] = {
     "next_tokens": {},
     "distill": {"teacher": None, "beta": 0.5, "temperature": 1.0},
+    **{name: {**each.settings, **(_COMPARED if each.needs_reference else {})} for name, each in PAIRED.items()},
+    **{name: {**settings, **_COMPARED} for name, (_, settings) in JUDGED.items()},
 }
 if TYPE_CHECKING:
     ObjectiveName = str
 else:
     ObjectiveName = Literal[*OBJECTIVES]
+Share = Annotated[float, Field(ge=0, lt=0.5, allow_inf_nan=False)]
 
 
 class ObjectiveConfig(Section):
-    """What the run learns. A bare name, such as `objective: distill`, means a section with this name."""
+    """What the run learns. A bare name is short for `{name: NAME}`; a setting that the objective does not use is an
+    error."""
 
     name: ObjectiveName = Field(
         default="next_tokens",
         description="next_tokens: the cross entropy of each target token. distill: the divergence from a teacher's "
-        "distribution of each target token.",
+        "distribution of each target token. Pairs of a chosen and a rejected answer, "
+        "compared with a reference, the model before training: dpo and its relatives "
+        + ", ".join(name for name, each in PAIRED.items() if each.needs_reference and name != "dpo")
+        + "; without a reference: cpo, simpo, orpo. Answers judged good or bad, with a reference: "
+        + ", ".join(JUDGED)
+        + ".",
     )
     teacher: PathText | None = Field(
         default=None,
         description="Folder of the teacher, or name of a pulled model: a model or an adapter with the same vocabulary. "
         "distill requires it.",
     )
-    beta: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = Field(
+    beta: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Weight of the teacher in the mixture of the generalized Jensen-Shannon divergence; 0 is the "
-        "forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
+        description="Of preferences: scales differences to the reference, or the odds ratio of orpo; a larger one stays "
+        "closer to the reference. Of distill: weight of the teacher in the mixture of the generalized Jensen-Shannon "
+        "divergence; 0 is the forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
+    )
+    label_smoothing: Share | None = Field(
+        default=None,
+        description="Probability that a pair is labelled the wrong way round."
+        + _by_choice(OBJECTIVES, "label_smoothing"),
     )
     temperature: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] | None = Field(
         default=None,
         description="Divides the logits of student and teacher." + _by_choice(OBJECTIVES, "temperature"),
+    )
+    gamma: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None, description="Margin of rewards that simpo aims at." + _by_choice(OBJECTIVES, "gamma")
+    )
+    alpha: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None, description="Weight of the chosen answers' log-likelihood." + _by_choice(OBJECTIVES, "alpha")
+    )
+    tau: Positive | None = Field(default=None, description="Temperature of discopop." + _by_choice(OBJECTIVES, "tau"))
+    desirable: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None, description="Weight of good answers." + _by_choice(OBJECTIVES, "desirable")
+    )
+    undesirable: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None, description="Weight of bad answers." + _by_choice(OBJECTIVES, "undesirable")
+    )
+    reference: Literal["auto", "adapter", "cached"] | None = Field(
+        default=None,
+        description="How the reference is computed. adapter: in each step, as the base with the adapters off; cached: "
+        "once before the first step, as log-probabilities of all answers. auto: adapter with lora, cached without, or "
+        "with lora.init_from or lora.modules_to_save.",
     )
 
     @model_validator(mode="before")
@@ -796,7 +847,36 @@ class ObjectiveConfig(Section):
         _check_choice(self, "objective", "objective", self.name, OBJECTIVES)
         if self.name == "distill" and self.teacher is None:
             raise problem("name", "the objective distill needs objective.teacher", "add objective.teacher, a folder")
+        if self.name == "distill" and (self.beta or 0) > 1:
+            raise problem("beta", f"objective.beta of distill is {self.beta}, above 1", "choose a value from 0 to 1")
+        if self.name not in ("next_tokens", "distill") and not self.beta:
+            what = f"objective.beta is 0, with which {self.name} learns nothing or divides by 0"
+            raise problem("beta", what, "set it above 0, such as 0.1")
+        if self.name == "exo_pair" and not self.label_smoothing:
+            what = "objective.label_smoothing is 0, but the objective exo_pair takes its logarithm"
+            raise problem("label_smoothing", what, "set it above 0, such as 0.001")
         return self
+
+    @property
+    def learns(self) -> Learns:
+        """What the objective learns from."""
+        return "pairs" if self.name in PAIRED else "judged" if self.name in JUDGED else "tokens"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the objective compares the model with a reference."""
+        return self.reference is not None
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The settings of its loss."""
+        return {key: getattr(self, key) for key in OBJECTIVES[self.name] if key != "reference"}
+
+    def computed_reference(self, lora: LoraConfig | None) -> Literal["adapter", "cached"] | None:
+        """Return how the reference is computed; None without one."""
+        if self.reference != "auto":
+            return self.reference
+        return "adapter" if lora is not None and lora.init_from is None and not lora.modules_to_save else "cached"
 
 
 # --- eval -------------------------------------------------------------------------------------------------------------
@@ -890,7 +970,11 @@ class Config(Section):
     train: TrainConfig = Field(description="The run.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="Optimizer and schedule.")
     lora: LoraConfig | None = Field(default=None, description="Adapters. null: the model itself is trained.")
-    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig, description="What the run learns.")
+    objective: Annotated[
+        ObjectiveConfig, BeforeValidator(lambda raw: raw, json_schema_input_type=ObjectiveName | ObjectiveConfig)
+    ] = Field(
+        default_factory=ObjectiveConfig, description="What the run learns. A bare name is short for {name: NAME}."
+    )
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation and samples.")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving.")
     log: LogConfig = Field(default_factory=LogConfig, description="Reporting.")
@@ -901,14 +985,16 @@ class Config(Section):
         """Fill in the defaults of a run with `model.path`. They do not count as set by the user."""
         if not isinstance(raw, dict):
             return handler(raw)
-        model, optim, evaluation = (raw.get(section, {}) for section in ("model", "optim", "eval"))
+        sections = ("model", "optim", "eval", "objective")
+        model, optim, evaluation, objective = (raw.get(section, {}) for section in sections)
         trains_further = isinstance(model, dict) and model.get("path") is not None
         filled, chosen = dict(raw), dict[str, float]()
         if trains_further and isinstance(optim, dict):
-            chosen = fine_tuning_rates(optim, "full" if raw.get("lora") is None else "lora")
+            chosen = fine_tuning_rates(optim, _kind_of(_name_of(objective), raw.get("lora") is not None))
             filled["optim"] = {**optim, **chosen}
         if isinstance(evaluation, dict) and evaluation.get("at_start") is None:
-            filled["eval"] = {**evaluation, "at_start": trains_further}
+            compares = isinstance(objective, str | dict) and _name_of(objective) in {*PAIRED, *JUDGED}
+            filled["eval"] = {**evaluation, "at_start": trains_further or compares}
         config = handler(filled)
         config.optim.model_fields_set.difference_update(chosen)
         if filled.get("eval") is not evaluation:
@@ -928,6 +1014,7 @@ class Config(Section):
         if self.train.exact:
             self._check_exact()
         self._check_best()
+        self._check_preferences()
         self._check_sizes(self.model.config or {})
         return self
 
@@ -940,6 +1027,26 @@ class Config(Section):
         for key in (key for key, is_set in wanted.items() if is_set and missing):
             next = f"hold out data (data.eval or data.eval_fraction) and set eval.every, or remove {key}"
             raise problem(key, f"{key} depends on eval/loss, but {missing}", next)
+
+    def _check_preferences(self) -> None:
+        """Check the settings that depend on what the objective learns from."""
+        name = self.objective.name
+        if self.objective.learns != "tokens":
+            wanted = {"format": "auto", "loss": "all_assistant", "too_long": (None, "drop", "truncate", "fail")}
+            for key, value in wanted.items():
+                found = getattr(self.data, key)
+                if found != value and not (isinstance(value, tuple) and found in value):
+                    what = f"data.{key} is {found}, but the records of the objective {name} have one form"
+                    raise problem(f"data.{key}", what, f"remove data.{key}")
+            if self.train.exact:
+                what = (
+                    "train.exact begins documents at multiples of 64 slots, but the two answers of a pair are adjacent"
+                )
+                raise problem("train.exact", what, "remove train.exact")
+        lora = self.lora
+        if self.objective.reference == "adapter" and (lora is None or lora.init_from or lora.modules_to_save):
+            what = "objective.reference adapter computes the base, but the reference is not the base of fresh adapters"
+            raise problem("objective.reference", what, "set it to cached")
 
     def _check_lora(self) -> None:
         if self.model.path is None:
@@ -1002,7 +1109,8 @@ def fine_tuning_defaults(config: Config) -> dict[str, float | bool]:
     """Return, by name, the settings that took their fine-tuning default because `model.path` is given."""
     if config.model.path is None:
         return {}
-    names = [f"optim.{key}" for key in FINE_TUNING["full" if config.lora is None else "lora"]] + ["eval.at_start"]
+    kind = _kind_of(config.objective.name, config.lora is not None)
+    names = [f"optim.{key}" for key in FINE_TUNING[kind]] + ["eval.at_start"]
     chosen = {name: value for name, value in config.settings() if name in names and value is not None}
     given = {f"{section}.{key}" for section in ("optim", "eval") for key in getattr(config, section).model_fields_set}
     return {name: chosen[name] for name in names if name in chosen and name not in given}

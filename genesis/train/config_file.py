@@ -63,12 +63,20 @@ def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) 
         # A section with only comments is an empty section, unless it may be null.
         if section in document.data and document.data[section] is None and field.default is not None:
             document.data[section] = {}
+    _spell_out(document)
     for override in overrides:
         apply_override(document, override)
+        _spell_out(document)
     try:
         return Config.model_validate(document.data)
     except ValidationError as error:
         raise _as_config_error(document, explain(error)) from None
+
+
+def _spell_out(document: Document) -> None:
+    """Make a section of a bare `objective: NAME`, so that the next override finds one."""
+    if isinstance(name := document.data.get("objective"), str):
+        document.data["objective"] = {"name": name}
 
 
 def apply_override(document: Document, override: str) -> None:

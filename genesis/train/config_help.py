@@ -84,12 +84,20 @@ _MEANINGS = {
     " dataset_num_proc overwrite_cache preprocessing_* remove_unused_columns skip_prepare_dataset streaming",
     "the section lora trains adapters; without it all weights are trained": "adapter finetuning_type"
     " full_finetuning peft_* task_type use_lora use_peft",
-    "the data, texts or chats, determines what is learned; preferences and rewards are not trained": "do_eval"
-    " do_predict do_train dpo_* kto_* loss_type num_generations orpo_* ppo_* pref_* reward_model* stage",
+    "objective.alpha": "cpo_alpha pref_ftx",
+    "objective.beta": "dpo_beta kto_beta orpo_alpha orpo_beta pref_beta rl_beta",
+    "objective.desirable": "desirable_weight kto_chosen_weight",
+    "objective.gamma": "simpo_gamma",
+    "objective.name": "dpo_loss* loss_type pref_loss stage",
+    "objective.reference": "precompute_ref_log_probs ref_model*",
+    "objective.tau": "discopop_tau",
+    "objective.undesirable": "kto_rejected_weight undesirable_weight",
+    "the objective and its data determine what is learned; rewards of programs are not trained": "do_eval do_predict"
+    " do_train num_generations ppo_* reward_model*",
     "use the command line instead: genesis train CONFIG --resume": "auto_resume_* ignore_data_skip overwrite_output_dir"
     " resume_from_checkpoint",
     "genesis init writes a batch size that fits, and genesis estimate checks one": "auto_find_batch_size",
-    "the loss only covers the next token": "label_smoothing* neftune_* noisy_embedding_alpha router_aux_loss_coef",
+    "the loss has no such terms": "label_smoothing_factor neftune_* noisy_embedding_alpha router_aux_loss_coef",
     "the tokenizer and its template define the tokens": "add_tokens additional_special_tokens eos_token pad_token"
     " resize_vocab special_tokens train_on_eos",
     "runs are always bitwise reproducible": "full_determinism use_deterministic_algorithms",

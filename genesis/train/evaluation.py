@@ -30,6 +30,7 @@ class Evaluation:
             not a cross entropy.
         gzip_bits_per_byte: the result of `gzip -9`; None if it has no meaning for the data.
         sets: the results of each named set; the other attributes cover all sets.
+        sums: sums of the figures over targets.
     """
 
     loss: float
@@ -39,6 +40,7 @@ class Evaluation:
     bits_per_byte: float | None = None
     gzip_bits_per_byte: float | None = None
     sets: Mapping[str, Evaluation] = field(default_factory=dict)
+    sums: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @property
     def perplexity(self) -> float:
@@ -113,11 +115,9 @@ def evaluate(
     # The totals over all sets are means weighted by targets.
     targets, batches = (sum(getattr(each, name) for each in sets.values()) for name in ("targets", "batches"))
     loss = math.fsum(each.loss * each.targets for each in sets.values()) / targets
-    figures = {
-        name: math.fsum(each.figures[name] * each.targets for each in sets.values()) / targets
-        for name in objective.held_out_figures
-    }
-    return Evaluation(loss, targets, batches, figures, _bits(objective, loss, held_out.tokens), gzip, sets)
+    sums = {name: math.fsum(each.sums[name] for each in sets.values()) for name in objective.held_out_figures}
+    figures = objective.means(sums, targets)
+    return Evaluation(loss, targets, batches, figures, _bits(objective, loss, held_out.tokens), gzip, sets, sums)
 
 
 def _measure_batches(
@@ -144,8 +144,8 @@ def _measure_batches(
             sums[name] += sum(values[number * ranks.size : (number + 1) * ranks.size])
         targets += sum(map(objective.num_targets, batches))
     loss = math.fsum(losses) / targets
-    figures = {name: value / targets for name, value in sums.items()}
-    return Evaluation(loss, targets, count, figures, _bits(objective, loss, loader.tokens))
+    bits = _bits(objective, loss, loader.tokens)
+    return Evaluation(loss, targets, count, objective.means(sums, targets), bits, sums=sums)
 
 
 def _bits(objective: Objective, loss: float, tokens: TokenSet) -> float | None:

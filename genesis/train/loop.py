@@ -329,12 +329,13 @@ class Training:
     def _write(self, step: int, row: Row) -> None:
         interval = self.state.interval
         self.last_loss, self._has_row = interval.loss, True
-        figures = zip(self.state.objective.figures, interval.figures, strict=True)
+        objective = self.state.objective
+        sums = dict(zip(objective.figures, interval.figures, strict=True))
         allocated, reserved = _peak_memory(self.device)
         full: Row = {
             "train/loss": interval.loss,
             "train/grad_norm": self._grad_norm,
-            **{name: value / interval.targets for name, value in figures},
+            **objective.means(sums, interval.targets),
             **row,
             **self.throughput.interval(),
             "perf/mfu": None,  # the device's peak is unknown

@@ -6,6 +6,7 @@ The step, the ranks, the evaluation, the memory plan and the metrics depend on a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
@@ -15,12 +16,11 @@ import genesis
 from genesis.array import Array
 from genesis.autograd import no_grad
 from genesis.backend import Device
-from genesis.data.documents import TokenSet
-from genesis.data.loader import Batch
+from genesis.data.loader import Batch, PackedLoader
+from genesis.files.cache import Cache
 from genesis.nn import Module
 from genesis.nn import functional as F
 from genesis.tensor import Tensor
-from genesis.train.config import Config
 
 
 class LanguageModel(Protocol):
@@ -45,6 +45,23 @@ class LanguageModel(Protocol):
     def eval(self) -> Module: ...
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """What an objective may use before the first step.
+
+    Attributes:
+        loader: batches of the training samples.
+        held_out: batches of each set of held-out samples, as evaluations take them: the first `max_batches`.
+        cache: the folder of `data.cache_dir`.
+    """
+
+    loader: PackedLoader
+    held_out: Sequence[PackedLoader]
+    max_batches: int | None
+    device: Device
+    cache: Cache
+
+
 class Objective:
     """Base class of objectives; a subclass implements `fields`, `loss` and `measure`.
 
@@ -58,11 +75,13 @@ class Objective:
         is_cross_entropy: whether the loss is a token cross entropy in nats, which has a perplexity and bits per byte.
         identity: digests of what the loss depends on besides the run's data and weights. They are part of the state
             hash, and a run resumes only if they are the same.
+        divides_rows: whether threads of the CPU may compute the loss of some rows of a batch each.
     """
 
     figures: ClassVar[Mapping[str, str]] = {}
     held_out_figures: ClassVar[Mapping[str, str]] = {}
     is_cross_entropy: ClassVar[bool] = False
+    divides_rows: ClassVar[bool] = True
     identity: Mapping[str, str] = {}
 
     @property
@@ -70,14 +89,16 @@ class Objective:
         """The weights that the objective keeps on the device, such as those of a teacher."""
         return ()
 
-    def prepare(self, model: LanguageModel, sets: Sequence[TokenSet], device: Device) -> None:
+    def prepare(self, model: LanguageModel, run: Preparation) -> Iterable[str]:
         """Compute what depends on the initial weights of the run, such as log-probabilities of a reference.
 
-        Each rank calls it once, before a checkpoint is restored. The memory plan does not call it.
+        Each rank calls it once, before a checkpoint is restored; rank 0 first, so that the others can use the cache.
+        The memory plan does not call it.
 
-        Args:
-            sets: the training samples, then each set of held-out samples; `Batch.tokens` is one of them.
+        Returns:
+            Lines to print.
         """
+        return ()
 
     def num_targets(self, batch: Batch) -> int:
         """Return the number of targets of a batch, at least 1."""
@@ -98,6 +119,10 @@ class Objective:
         The second value is None without figures. CUDA graphs capture it, so it must not read values on the host.
         """
         raise NotImplementedError
+
+    def means(self, sums: Mapping[str, float], targets: int) -> dict[str, float]:
+        """Return the figures, given their sums over `targets` targets; without those that have no value."""
+        return {name: value / targets for name, value in sums.items()}
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
         """Return the summed loss of some held-out rows, then the sum of each of `held_out_figures`, `[1 + k]`."""
@@ -175,12 +200,3 @@ class Distillation(Objective):
         loss, figures = self.loss(model, fields, 1)
         assert figures is not None
         return genesis.cat([loss.reshape(1), figures])
-
-
-def build_objective(config: Config) -> Objective:
-    """Return the objective of a run with this configuration."""
-    chosen = config.objective
-    if chosen.name == "distill":
-        assert chosen.beta is not None and chosen.temperature is not None, "the schema fills them in"
-        return Distillation(chosen.beta, chosen.temperature)
-    return NextTokens()

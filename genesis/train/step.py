@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import genesis
 from genesis import random
@@ -157,10 +158,12 @@ def share_count(rows: int, tokens: int) -> int:
     return max(1, min(threads(), rows, tokens // MIN_SHARE_TOKENS))
 
 
-def _shares(fields: Sequence[np.ndarray], tokens: int, device: Device) -> list[list[Tensor]]:
-    """Return the fields of each thread's rows, for a batch with `tokens` tokens."""
+def _shares(objective: Objective, batch: Batch, device: Device) -> list[list[Tensor]]:
+    """Return the fields of each thread's rows of a batch."""
+    fields = objective.fields(batch)
     rows = len(fields[0])
-    parts = share_count(rows, tokens) if device.type == "cpu" else 1
+    is_divided = device.type == "cpu" and objective.divides_rows
+    parts = share_count(rows, batch.input_ids.size) if is_divided else 1
     bounds = [rows * i // parts for i in range(parts + 1)]
     return [
         [genesis.from_numpy(values[a:b]).to(device=device) for values in fields] for a, b in itertools.pairwise(bounds)
@@ -180,7 +183,7 @@ def accumulate_gradients(
     Returns:
         This loss, then the objective's figures.
     """
-    shares = _shares(objective.fields(batch), batch.input_ids.size, device)
+    shares = _shares(objective, batch, device)
     if len(shares) == 1:
         loss, figures = objective.loss(model, shares[0], num_targets)
         loss.backward()
@@ -218,7 +221,7 @@ def accumulate_gradients(
 
 def measure(objective: Objective, model: LanguageModel, batch: Batch, device: Device) -> list[float]:
     """Return the summed loss of a batch's targets, and the sums of the held-out figures, without gradients."""
-    shares = _shares(objective.fields(batch), batch.input_ids.size, device)
+    shares = _shares(objective, batch, device)
     rows: list[list[float]] = [[]] * len(shares)
 
     def work(index: int) -> None:
@@ -227,6 +230,30 @@ def measure(objective: Objective, model: LanguageModel, batch: Batch, device: De
 
     _run(work, shares)
     return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def row_values(
+    objective: Objective,
+    batch: Batch,
+    device: Device,
+    values: Callable[[Sequence[Tensor]], Tensor],
+    *,
+    with_grad: bool = False,
+) -> npt.NDArray[Any]:
+    """Return what `values` computes from the fields of rows, `[rows, …]` each, for the whole batch; threads share it.
+
+    Args:
+        with_grad: record gradients, as a step does.
+    """
+    shares = _shares(objective, batch, device)
+    rows = [np.empty(0)] * len(shares)
+
+    def work(index: int) -> None:
+        with genesis.set_grad_enabled(with_grad):
+            rows[index] = values(shares[index]).numpy()
+
+    _run(work, shares)
+    return np.concatenate(rows)
 
 
 def _numbers(loss: Tensor, figures: Tensor | None) -> list[float]:

@@ -16,8 +16,7 @@ import numpy as np
 from genesis.data.documents import TokenSet, index_documents
 from genesis.data.loader import IGNORE_INDEX, Batch
 from genesis.data.pipeline import Prepared, prepare
-from genesis.data.records import Completion, Defect, Document, record_text
-from genesis.data.tokenize import NO_TARGET
+from genesis.data.records import NO_TARGET, Completion, Defect, Document, record_text
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError
 
@@ -78,6 +77,8 @@ class Encoded:
     is_target: np.ndarray
     target_bytes: int
     notes: Sequence[Defect] = ()
+    split: int = 0
+    is_good: bool = False
 
 
 class CompletionEncoder:

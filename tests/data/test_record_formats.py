@@ -209,7 +209,7 @@ def test_a_given_format_decides_between_several() -> None:
 
 def test_preferences_are_recognised_and_refused() -> None:
     record = {"prompt": "p", "chosen": "c", "rejected": "r"}
-    with pytest.raises(Defect, match="preferences are not trained yet") as caught:
+    with pytest.raises(Defect, match="learns from texts and chats") as caught:
         read(record)
     assert caught.value.kind == "preference" and caught.value.exit_code == 4
     assert read(record, "prompt_completion", completion="chosen") == Completion("p", "c")

@@ -152,7 +152,7 @@ def test_a_key_of_another_section_or_trainer_is_found(key: str, meant: str) -> N
         ("train.deepspeed", "train.zero"),
         ("gradient_checkpointing_kwargs.use_reentrant", "train.activation_checkpointing"),
         ("group_by_length", "packed"),
-        ("optim.neftune_noise_alpha", "next token"),
+        ("optim.neftune_noise_alpha", "no such terms"),
         ("data.dataloader_num_workers", "data.cache_dir"),
         ("model.trust_remote_code", "never run"),
         ("fp16", "model.dtype"),

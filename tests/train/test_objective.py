@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from genesis.backend import Device
-from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch, PackedLoader
 from genesis.errors import InterruptedRun
 from genesis.train import step as shards
 from genesis.train.metrics import MetricsWriter
-from genesis.train.objective import NextTokens
+from genesis.train.objective import NextTokens, Preparation
 from genesis_cli.session import training
 from tests.distributed.cases import Runs
 from tests.train.counted import Counted, mean_id
@@ -67,10 +65,11 @@ def test_a_resumed_run_writes_the_same_rows(recipe: Path, monkeypatch: pytest.Mo
     """
     prepared: list[tuple[bytes, int]] = []
 
-    def prepare(self: Counted, model: Any, sets: Sequence[TokenSet], device: Device) -> None:
+    def prepare(self: Counted, model: Any, run: Preparation) -> Sequence[str]:
         weights = b"".join(p.detach().numpy().tobytes() for _, p in model.named_parameters())
-        prepared.append((weights, len(sets)))
-        self.sets = list(sets)
+        self.sets = [loader.tokens for loader in (run.loader, *run.held_out)]
+        prepared.append((weights, len(self.sets)))
+        return ()
 
     def fields(self: Counted, batch: Batch) -> Any:
         assert batch.tokens in self.sets

@@ -36,7 +36,18 @@ from genesis.data.chat.turns import (
     template_messages,
     wanted_turns,
 )
-from genesis.data.records import Completion, Conversation, Defect, Document, Message, Remark
+from genesis.data.records import (
+    EQUAL,
+    NO_TARGET,
+    Completion,
+    Conversation,
+    Defect,
+    Document,
+    Judged,
+    Message,
+    Pair,
+    Remark,
+)
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError, ModelError, escape
 from genesis.files.strict_json import canonical_bytes
@@ -59,12 +70,16 @@ class Sample:
         is_target: bool `[n]`; never true for the first.
         target_bytes: UTF-8 bytes of text that the targets encode; special tokens encode none.
         notes: turns that cannot be learned and remarks about others; only in a conversation's first sample.
+        split: tokens of the first of two sequences, a prompt with each answer of a pair; 0 for one sequence.
+        is_good: whether a judged answer is good.
     """
 
     ids: Ids
     is_target: npt.NDArray[np.bool_]
     target_bytes: int
     notes: tuple[Defect | Remark, ...] = ()
+    split: int = 0
+    is_good: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +213,16 @@ class ChatEncoder(_Chats):
             self._reader = TurnReader(self._parts.marker, template.where, ends, switch)
 
     def encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
-        """Return the samples of each document, or its defect.
+        """Return the samples of each document, or its defect. A preference has one sample.
 
         Raises:
             ModelError: a conversation has no template, or the template can no longer be run.
         """
+        sides = [_sides(document) for document in documents]
+        found = iter(self._encode([side for each in sides for side in each]))
+        return [_joined(d, [next(found) for _ in each]) for d, each in zip(documents, sides, strict=True)]
+
+    def _encode(self, documents: Sequence[Document]) -> list[list[Sample] | Defect]:
         batches = list(_batched(documents))
         started: deque[list[_Plan | _Request | Defect]] = deque()
         results: list[list[Sample] | Defect] = []
@@ -326,7 +346,39 @@ class ChatEncoder(_Chats):
 
 
 _TURNS = "turns are read but not learned: "
-_NO_TARGET = TurnError("no target", "no message of it is a target", "see data.loss")
+_NO_TARGET = TurnError(NO_TARGET, "no message of it is a target", "see data.loss")
+
+
+def _sides(document: Document) -> list[Document]:
+    """Return the documents that are encoded: of a preference its answers, each after the prompt."""
+    record = document.record
+    if isinstance(record, Pair):
+        return [replace(document, record=record.chosen), replace(document, record=record.rejected)]
+    return [replace(document, record=record.answer)] if isinstance(record, Judged) else [document]
+
+
+def _joined(document: Document, sides: list[list[Sample] | Defect]) -> list[Sample] | Defect:
+    """Return the samples of a document from those of its sides."""
+    if not isinstance(document.record, Pair | Judged):
+        return sides[0]
+    found = list[Sample]()
+    for side in sides:
+        if isinstance(side, Defect):
+            return side
+        if len(side) != 1:
+            what = (
+                "the template renders a turn of the answer differently when others follow, so it is no single sequence"
+            )
+            return _defect(document, TurnError("several samples", what, "write an answer of one turn"))
+        found += side
+    first, last = found[0], found[-1]
+    if isinstance(document.record, Judged):
+        return [replace(first, is_good=document.record.is_good)]
+    if np.array_equal(first.ids, last.ids):
+        return _defect(document, TurnError(EQUAL, "the two answers have equal tokens", "remove the record"))
+    ids, is_target = (np.concatenate([getattr(each, name) for each in found]) for name in ("ids", "is_target"))
+    notes = tuple(dict.fromkeys(note for each in found for note in each.notes))
+    return [Sample(ids, is_target, first.target_bytes + last.target_bytes, notes, split=len(first.ids))]
 
 
 def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:

@@ -1,0 +1,76 @@
+"""Samples of two sequences in one row: the two answers of a pair, or a judged answer and another prompt's answer.
+
+Both sequences begin with the prompt. They are adjacent in the stream, so a row holds both or neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from genesis.data.documents import Ints, TokenSet
+from genesis.errors import DataError
+
+
+def ranges(starts: Ints, counts: Ints) -> Ints:
+    """Return the ranges start … start + count - 1, concatenated, int64 `[sum of counts]`."""
+    before = np.cumsum(counts) - counts
+    found: Ints = np.arange(counts.sum()) + np.repeat(starts - before, counts)
+    return found
+
+
+def _copied(tokens: TokenSet, starts: Ints, counts: Ints, splits: Ints) -> TokenSet:
+    """Return samples that join parts of the stream, int64 `[S, parts]`, and are split at `splits`."""
+    places = ranges(starts.reshape(-1), counts.reshape(-1))
+    lengths = counts.sum(1)
+    mask = None if tokens.mask is None else tokens.mask[places]
+    first = np.cumsum(lengths) - lengths
+    return replace(tokens, stream=tokens.stream[places], starts=first, lengths=lengths, mask=mask, splits=splits)
+
+
+def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Cut the answers of pairs longer than a row: both after the same number of tokens, the largest one that fits.
+
+    Returns:
+        All pairs; which ones were cut; and which ones still have two different answers with a target each.
+    """
+    assert tokens.splits is not None
+    first, last = tokens.splits, tokens.lengths - tokens.splits
+    shorter = np.minimum(first, last)
+    most = np.where(2 * shorter <= seq_len, seq_len - shorter, seq_len // 2)
+    kept = np.stack([np.minimum(first, most), np.minimum(last, most)], axis=1)
+    is_cut = tokens.lengths > seq_len
+    kept[~is_cut] = np.stack([first, last], axis=1)[~is_cut]
+    begins = np.stack([tokens.starts, tokens.starts + first], axis=1)
+    found = _copied(tokens, begins, kept, kept[:, 0])
+    assert found.splits is not None
+    middle, ends = found.starts + found.splits, found.starts + found.lengths
+    is_left = (found.targets_between(found.starts, middle) > 0) & (found.targets_between(middle, ends) > 0)
+    for n in np.flatnonzero(is_cut & (kept[:, 0] == kept[:, 1])).tolist():
+        sides = (found.stream[found.starts[n] : middle[n]], found.stream[middle[n] : ends[n]])
+        is_left[n] &= not np.array_equal(*sides)
+    return found, is_cut, is_left
+
+
+def mismatched(tokens: TokenSet, seq_len: int) -> TokenSet:
+    """Append to each judged answer a second sequence: its prompt with the answer of the sample before it.
+
+    KTO estimates its KL from these. The first sample gets the last one's answer. The appended sequence is cut where the
+    row ends; each sample has at most `seq_len` // 2 tokens, so at least one token of the answer remains.
+
+    Raises:
+        DataError: there is only one sample.
+    """
+    if len(tokens) < 2:
+        what = "the objective compares each answer with the answer to another prompt, but the set has a single answer"
+        raise DataError(what, next="add records of judged answers, or hold out more")
+    assert tokens.mask is not None
+    targets = np.flatnonzero(tokens.mask)
+    first_target = targets[np.searchsorted(targets, tokens.starts)]
+    prompts, ends = first_target - tokens.starts, tokens.starts + tokens.lengths
+    others = np.minimum(np.roll(ends - first_target, 1), seq_len - tokens.lengths - prompts)
+    starts = np.stack([tokens.starts, tokens.starts, np.roll(first_target, 1)], axis=1)
+    counts = np.stack([tokens.lengths, prompts, others], axis=1)
+    return _copied(tokens, starts, counts, tokens.lengths)

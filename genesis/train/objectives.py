@@ -1,0 +1,22 @@
+"""The objective that a configuration names."""
+
+from __future__ import annotations
+
+from genesis.train.config import Config
+from genesis.train.objective import Distillation, NextTokens, Objective
+from genesis.train.preference_losses import JUDGED, PAIRED
+from genesis.train.preferences import JudgedObjective, PairObjective
+
+
+def build_objective(config: Config) -> Objective:
+    """Return the objective of a run with this configuration."""
+    chosen = config.objective
+    found: Objective = NextTokens()
+    if chosen.name == "distill":
+        assert chosen.beta is not None and chosen.temperature is not None, "the schema fills them in"
+        found = Distillation(chosen.beta, chosen.temperature)
+    elif chosen.name in PAIRED:
+        found = PairObjective(chosen.name, chosen.settings, chosen.computed_reference(config.lora))
+    elif chosen.name in JUDGED:
+        found = JudgedObjective(chosen.name, chosen.settings, chosen.computed_reference(config.lora))
+    return found

@@ -1,0 +1,349 @@
+"""Objectives of preferences: the losses of `preference_losses` on packed batches of pairs and judged answers.
+
+A row of a batch holds whole samples of two sequences each (`genesis.data.pairs`). The log-probability of an answer is
+the float32 sum over its tokens in the order of their positions. Losses and figures are means over the samples of a
+step.
+
+The reference is the model before training. With adapters it is the base: each step computes it with the adapters off.
+Otherwise its log-probabilities are computed once, in the batches of the first epoch, and cached. Both use the policy's
+ops on the policy's rows, so that before the first step the policy and its reference agree in every bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+import genesis
+from genesis import no_grad
+from genesis.backend import CPU
+from genesis.backend.cpu import threads
+from genesis.data.documents import TokenSet
+from genesis.data.loader import Batch, PackedLoader
+from genesis.data.pairs import ranges
+from genesis.errors import NumericError, escape
+from genesis.files.cache import EntryWriter
+from genesis.files.hashing import StateHash
+from genesis.nn.lora import adapters_off
+from genesis.tensor import Tensor
+from genesis.train.objective import LanguageModel, Objective, Preparation
+from genesis.train.preference_losses import JUDGED, PAIRED, Answers, Settings, kto_kl
+from genesis.train.step import row_values
+
+# How the reference is computed: in each step with the adapters off, or once; None without a reference.
+Reference = Literal["adapter", "cached"] | None
+Values = npt.NDArray[np.float64]
+_FORMAT = 1
+_LEAST = 4  # tokens of a sample: two sequences of a prompt's and an answer's token
+_NO_ANSWER = -1.0  # log-probability in an unused place, where every loss is finite
+
+_REWARDS = {
+    "rewards/chosen": "mean reward of the chosen or good answers",
+    "rewards/rejected": "mean reward of the rejected or bad answers",
+    "rewards/margins": "the first minus the second",
+}
+_LOGPS = {
+    "logps/chosen": "mean log-probability of the chosen or good answers, nats",
+    "logps/rejected": "mean log-probability of the rejected or bad answers, nats",
+}
+
+
+class Preferences(Objective):
+    """What objectives of pairs and of judged answers share.
+
+    Args:
+        settings: the loss's settings.
+        reference: how its reference is computed.
+    """
+
+    def __init__(self, settings: Settings, reference: Reference) -> None:
+        self.settings, self.reference = dict(settings), reference
+        self._cached: list[tuple[TokenSet, Values]] = []
+
+    def num_targets(self, batch: Batch) -> int:
+        """Return the number of pairs or judged answers."""
+        return max(1, len(batch.samples))
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
+        """Return ids, labels and positions `[B, T]`; the number of each token's sequence in its row `[B, T]`; tokens of
+        each answer `[B, 2P]`; with a cached reference its log-probability of each answer `[B, 2P]`.
+
+        Sequences 2p and 2p + 1 belong to sample p of the row. P, the most samples of a row, depends only on T.
+        """
+        rows, length = batch.input_ids.shape
+        sequences, lengths = (
+            np.zeros((rows, length), np.int64),
+            np.zeros((rows, 2 * max(1, length // _LEAST)), np.int64),
+        )
+        reference = np.zeros(lengths.shape)
+        row, place = _places(batch)
+        if batch.tokens is not None and batch.tokens.splits is not None:
+            # Number the tokens of each sequence.
+            samples, counts, begins = batch.samples[:, 1], batch.samples[:, 3], batch.columns
+            splits = batch.tokens.splits[samples]
+            for side, (first, count) in enumerate(((begins, splits), (begins + splits, counts - splits))):
+                sequences.reshape(-1)[ranges(row * length + first, count)] = np.repeat(2 * place + side, count)
+            np.add.at(lengths, (np.nonzero(batch.labels >= 0)[0], sequences[batch.labels >= 0]), 1)
+            if self.reference == "cached":
+                found = next((values for tokens, values in self._cached if tokens is batch.tokens), None)
+                if found is not None:
+                    reference.reshape(rows, -1, 2)[row, place] = found[samples]
+        more = (reference,) if self.reference == "cached" else ()
+        return batch.input_ids, batch.labels, batch.position_ids, sequences, lengths, *more
+
+    def loss(
+        self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        losses, figures = self.judge(*self.answers(model, fields), *self._rest(fields))
+        return losses / num_targets, figures.detach()
+
+    def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
+        losses, figures = self.judge(*self.answers(model, fields), *self._rest(fields))
+        return genesis.cat([losses.reshape(1), figures])
+
+    def judge(self, first: Answers, second: Answers, is_there: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the summed loss, 0-d, and the sums of `figures`.
+
+        Args:
+            first, second: the two answers of each place `[B, P]`.
+            is_there: `[B, P]`, 1 for a sample, 0 for an unused place.
+            rest: the subclass's own fields.
+        """
+        raise NotImplementedError
+
+    def _rest(self, fields: Sequence[Tensor]) -> Sequence[Tensor]:
+        return fields[6 if self.reference == "cached" else 5 :]
+
+    def answers(self, model: LanguageModel, fields: Sequence[Tensor]) -> tuple[Answers, Answers, Tensor]:
+        """Return both answers of each place `[B, P]`, and 1 for a sample, 0 for an unused place."""
+        lengths = fields[4]
+        reference: Tensor | None = fields[5].to(dtype="float32") if self.reference == "cached" else None
+        if self.reference == "adapter":
+            with no_grad(), adapters_off():
+                reference = _sums(model, fields)
+        own = _sums(model, fields)
+        is_there = lengths > 0
+        own = genesis.where(is_there, own, _NO_ANSWER)
+        reference = genesis.zeros_like(own) if reference is None else genesis.where(is_there, reference, _NO_ANSWER)
+        parts = (own, reference.detach(), lengths.maximum(1).to(dtype="float32"), is_there.to(dtype="float32"))
+        shape = (lengths.shape[0], lengths.shape[1] // 2, 2)
+        own, reference, counts, there = (each.reshape(*shape) for each in parts)
+        first, second = (Answers(own[..., i], reference[..., i], counts[..., i]) for i in (0, 1))
+        return first, second, there[..., 0]
+
+    # --- The reference ------------------------------------------------------------------------------------------------
+
+    def prepare(self, model: LanguageModel, run: Preparation) -> Iterator[str]:
+        """Compute or find the reference, and compare the policy with it on the first batch.
+
+        Raises:
+            NumericError: a log-probability is not finite. DiskError: the cache cannot be written.
+        """
+        if self.reference is None:
+            return
+        if self.reference == "adapter":
+            yield "reference: the base, computed in each step with the adapters off; it needs no memory of its own"
+        else:
+            loaders = [run.loader, *run.held_out]
+            key = {
+                "format": _FORMAT,
+                "weights": _hash_of(model),
+                "sets": [[each.tokens.data_fingerprint, len(each.tokens), each.batch_size] for each in loaders],
+                "rows": [run.loader.seq_len, run.loader.seed, run.max_batches],
+                "device": [run.device.type, threads() if run.device == CPU else 0],
+            }
+
+            def make(folder: EntryWriter) -> None:
+                for number, loader in enumerate(loaders):
+                    folder.write(
+                        f"{number}.bin", self._log_probs(model, loader, run, bool(number)).astype("<f8").tobytes()
+                    )
+
+            found = run.cache.get("reference", key, make)
+            self._cached = [
+                (loader.tokens, np.frombuffer(found.entry.part(f"{number}.bin"), "<f8").reshape(-1, 2))
+                for number, loader in enumerate(loaders)
+            ]
+            digest, size = hashlib.sha256(), 0
+            for _, values in self._cached:
+                digest.update(values.tobytes())
+                size += values.nbytes
+            self.identity = {"reference": digest.hexdigest()}
+            count = sum(len(values) for _, values in self._cached)
+            yield (
+                f"reference: log-probabilities of {count:,} samples under the initial weights, {size:,} bytes, "
+                + ("found in the cache" if found.state == "found" else f"computed once ({found.state})")
+            )
+        yield self._agreement(model, run)
+
+    def _log_probs(self, model: Any, loader: PackedLoader, run: Preparation, is_held_out: bool) -> Values:
+        """Return the log-probabilities of the answers of all samples `[S, 2]`, in the batches of the first epoch."""
+        values = np.full((len(loader.tokens), 2), np.nan)
+        was_training = model.training
+        # Training and evaluation may compute differently: training uses fp8 and adapters drop inputs.
+        model.train(not is_held_out and self._has_no_dropout(model))
+        count = loader.num_batches(0)
+        if is_held_out and run.max_batches is not None:
+            count = min(count, run.max_batches)
+        batches = [(loader, index, np.arange(len(loader.tokens))) for index in range(count)]
+        try:
+            for each, index, numbers in batches:
+                self._fill(values, model, each.batch(0, index), run, numbers)
+            missing = np.isnan(values[:, 0])
+            if missing.any() and not is_held_out:  # samples whose weights leave them out of the first epoch
+                rest = loader.tokens.select_samples(missing)
+                more = PackedLoader(rest, batch_size=loader.batch_size, seq_len=loader.seq_len, seed=0, shuffle=False)
+                for index in range(more.num_batches(0)):
+                    self._fill(values, model, more.batch(0, index), run, np.flatnonzero(missing))
+        finally:
+            model.train(was_training)
+        found: Values = np.nan_to_num(values)
+        return found
+
+    def _has_no_dropout(self, model: Any) -> bool:
+        return not any(getattr(layer, "dropout", 0) for layer in model.modules())
+
+    def _fill(
+        self, values: Values, model: LanguageModel, batch: Batch, run: Preparation, numbers: npt.NDArray[np.int64]
+    ) -> None:
+        """Write the log-probabilities of a batch's answers into `values`; its sample n is sample `numbers[n]` there."""
+        found = row_values(self, batch, run.device, lambda fields: _sums(model, fields))
+        row, place = _places(batch)
+        own = found.reshape(len(found), -1, 2)[row, place]
+        if not np.isfinite(own).all():
+            bad = int(np.argmin(np.isfinite(own).all(1)))
+            name = run.loader.describe(batch)[bad] if batch.tokens is run.loader.tokens else "a held-out sample"
+            what = f"the reference gives a log-probability of {own[bad].min()}"
+            raise NumericError(what, where=escape(name), next="check the model in model.path: genesis eval")
+        values[numbers[batch.samples[:, 1]]] = own
+
+    def _agreement(self, model: LanguageModel, run: Preparation) -> str:
+        """Return a line about the largest ratio between policy and reference in the first batch, which should be 0."""
+        batch = run.loader.batch(0, 0)
+
+        def ratios(fields: Sequence[Tensor]) -> Tensor:
+            first, second, _ = self.answers(model, fields)
+            return genesis.stack([first.ratio, second.ratio], -1).detach()
+
+        found = np.abs(row_values(self, batch, run.device, ratios, with_grad=True))
+        row, place = _places(batch)
+        own = found[row, place]
+        if not np.isfinite(own).all():
+            what = f"the log-ratio between policy and reference is {own.max()} before the first step"
+            raise NumericError(what, next="check the model in model.path: genesis eval")
+        if not own.any():
+            return f"reference: at step 0 the margins of all {len(own):,} samples of the first batch are exactly 0"
+        return f"warning: at step 0 policy and reference differ by up to {own.max():.3g} nats in the first batch"
+
+
+class PairObjective(Preferences):
+    """A loss of pairs (`PAIRED`).
+
+    Args:
+        name: its name in the table.
+    """
+
+    figures: ClassVar[Mapping[str, str]] = {
+        **_REWARDS,
+        "rewards/accuracies": "share of the pairs whose chosen answer has the higher reward",
+        **_LOGPS,
+    }
+    held_out_figures: ClassVar[Mapping[str, str]] = figures
+
+    def __init__(self, name: str, settings: Settings, reference: Reference) -> None:
+        super().__init__(settings, reference)
+        self.paired = PAIRED[name]
+
+    def judge(self, first: Answers, second: Answers, is_there: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self.paired.loss(first, second, **self.settings)
+        chosen, rejected = (
+            self.settings["beta"] * getattr(each, self.paired.score).detach() for each in (first, second)
+        )
+        sums = (
+            chosen,
+            rejected,
+            chosen - rejected,
+            (chosen > rejected).to(dtype="float32"),
+            first.log_probs.detach(),
+            second.log_probs.detach(),
+        )
+        return (losses * is_there).sum(), genesis.stack([(each * is_there).sum() for each in sums])
+
+
+class JudgedObjective(Preferences):
+    """A loss of judged answers (`JUDGED`). The estimate of the KL is the mean over a micro-batch.
+
+    Args:
+        name: its name in the table.
+    """
+
+    figures: ClassVar[Mapping[str, str]] = {
+        **_REWARDS,
+        **_LOGPS,
+        "kl": "estimate of KL(policy ‖ reference) from mismatched answers, nats",
+        "desirable": "share of good answers",
+    }
+    held_out_figures: ClassVar[Mapping[str, str]] = figures
+    divides_rows: ClassVar[bool] = False
+
+    def __init__(self, name: str, settings: Settings, reference: Reference) -> None:
+        super().__init__(settings, reference)
+        self._loss = JUDGED[name][0]
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
+        """Return the fields of `Preferences`, and 1 for a good answer `[B, P]`."""
+        shared = super().fields(batch)
+        is_good = np.zeros((len(shared[4]), shared[4].shape[1] // 2), np.int64)
+        if batch.tokens is not None and batch.tokens.is_good is not None:
+            is_good[_places(batch)] = batch.tokens.is_good[batch.samples[:, 1]]
+        return *shared, is_good
+
+    def judge(self, first: Answers, second: Answers, is_there: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        is_good = rest[0].to(dtype="float32")
+        kl = kto_kl(second, is_there)
+        losses = self._loss(first, is_good, kl, **self.settings)
+        good, bad = is_good * is_there, (1 - is_good) * is_there
+        rewards, log_probs = self.settings["beta"] * first.ratio.detach(), first.log_probs.detach()
+        sums = rewards * good, rewards * bad, 0 * good, log_probs * good, log_probs * bad, kl * is_there, good
+        return (losses * is_there).sum(), genesis.stack([each.sum() for each in sums])
+
+    def means(self, sums: Mapping[str, float], targets: int) -> dict[str, float]:
+        """Return means over good answers, over bad ones, or over all; without those of a kind that is missing."""
+        counts = {"chosen": sums["desirable"], "rejected": targets - sums["desirable"]}
+        found = {
+            name: value / counts.get(name.partition("/")[2], targets)
+            for name, value in sums.items()
+            if counts.get(name.partition("/")[2], targets)
+        }
+        if "rewards/chosen" in found and "rewards/rejected" in found:
+            return found | {"rewards/margins": found["rewards/chosen"] - found["rewards/rejected"]}
+        return {name: value for name, value in found.items() if name != "rewards/margins"}
+
+
+# --- Places in a batch ------------------------------------------------------------------------------------------------
+
+
+def _places(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the row of each sample of a batch, and its number in the row."""
+    row = batch.samples[:, 0]
+    return row, np.arange(len(row)) - np.searchsorted(row, row)
+
+
+def _sums(model: Any, fields: Sequence[Tensor]) -> Tensor:
+    """Return the log-probability of each sequence's answer, float32 `[B, 2P]`: sums in the order of positions."""
+    input_ids, labels, position_ids, sequences, lengths = fields[:5]
+    log_probs = model.log_probs(input_ids, labels, position_ids)  # [B, T]
+    empty = genesis.zeros(*lengths.shape, dtype=log_probs.dtype, device=log_probs.device)
+    return empty.scatter_add(1, sequences, log_probs)
+
+
+def _hash_of(model: LanguageModel) -> str:
+    """Return a hash of all parameters of a model."""
+    hashed = StateHash()
+    for name, parameter in model.named_parameters():
+        hashed.add_array(name, parameter.array.numpy())
+    return hashed.hexdigest()

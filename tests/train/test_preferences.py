@@ -1,0 +1,204 @@
+"""Objectives of preferences: what a packed batch holds, the reference, figures, and runs divided in several ways."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis
+from genesis.data.loader import Batch
+from genesis.errors import InterruptedRun, ModelError, NumericError
+from genesis.train import step as shards
+from genesis.train.loop import Training
+from genesis.train.preferences import PairObjective, Preferences
+from tests.train.preferences import make_judged, make_pairs, plain
+from tests.train.runs import assembled, load, rows, signal_in_step, steps, train
+
+QUIET = ("train.device=cpu", "checkpoint.every=null")
+EXACT = "at step 0 the margins of all"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    return make_pairs(tmp_path)
+
+
+def printed(recipe: Path, output: str, *overrides: str) -> str:
+    console = io.StringIO()
+    train(load(recipe, output, *QUIET, *overrides), console=console)
+    return console.getvalue()
+
+
+def apart(training: Training, batch: Batch) -> list[list[float]]:
+    """The log-probability of each answer of a batch, from a forward pass of its own without packing."""
+    tokens, model, found = batch.tokens, training.state.model, list[list[float]]()
+    assert tokens is not None and tokens.splits is not None and tokens.mask is not None
+    for sample in batch.samples[:, 1].tolist():
+        begin, middle = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.splits[sample])
+        sides = []
+        for a, b in ((begin, middle), (middle, begin + int(tokens.lengths[sample]))):
+            ids = tokens.stream[a:b].astype(np.int64)
+            with genesis.no_grad():
+                logits = model.logits(model.hidden_states(genesis.tensor(ids[None])))[0].numpy().astype(np.float64)  # type: ignore[attr-defined]
+            logits -= logits.max(-1, keepdims=True)
+            log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+            sides.append(sum(log_probs[t - 1, ids[t]] for t in range(1, b - a) if tokens.mask[a + t]))
+        found.append(sides)
+    return found
+
+
+def test_a_packed_batch_has_the_log_probabilities_of_single_sequences(tmp_path: Path) -> None:
+    training = assembled(load(make_pairs(tmp_path, records=plain(24)), "run", *QUIET, "lora=null"))
+    objective, batch = training.state.objective, next(training.state.loader)
+    assert isinstance(objective, Preferences) and len(batch.samples) >= 5
+    fields = objective.fields(batch)
+    first, second, is_there = objective.answers(training.state.model, [genesis.from_numpy(x) for x in fields])
+    there = is_there.numpy() > 0
+    found = np.stack([first.log_probs.detach().numpy()[there], second.log_probs.detach().numpy()[there]], -1)
+    assert found == pytest.approx(np.array(apart(training, batch)), abs=1e-4)
+    lengths = np.stack([first.lengths.numpy()[there], second.lengths.numpy()[there]], -1)
+    assert lengths.sum() == batch.num_targets and objective.num_targets(batch) == len(batch.samples) == len(found)
+
+
+@pytest.mark.parametrize("how", [(), ("lora=null",), ("objective.reference=cached",), ("lora.use_dora=true",)])
+def test_every_margin_is_exactly_0_before_the_first_step(recipe: Path, how: tuple[str, ...]) -> None:
+    text = printed(recipe, "run", "train.threads=2", *how)
+    assert EXACT in text and "warning" not in text
+    found = rows(recipe.parent / "run")
+    before, first, last = found[0], found[1], found[-1]
+    for prefix, row in (("eval/", before), ("", first)):
+        assert {row[f"{prefix}rewards/{name}"] for name in ("chosen", "rejected", "margins", "accuracies")} == {0.0}
+    assert before["eval/loss"] == first["train/loss"] == pytest.approx(np.log(2))
+    assert last["eval/rewards/margins"] > 0 and last["eval/rewards/accuracies"] == 1
+    assert last["eval/rewards/margins"] == pytest.approx(last["eval/rewards/chosen"] - last["eval/rewards/rejected"])
+
+
+def test_two_references_train_alike(recipe: Path) -> None:
+    """With the adapters off in each step, or with log-probabilities from the batches of the first epoch."""
+    how = ("train.steps=20", "optim.lr=1e-3", "data.eval_fraction=0")
+    outputs = {name: printed(recipe, name, f"objective.reference={name}", *how) for name in ("adapter", "cached")}
+    assert all(EXACT in text for text in outputs.values())
+    one, other = (rows(recipe.parent / name) for name in outputs)
+    assert [row["train/loss"] for row in one] == pytest.approx([row["train/loss"] for row in other], abs=1e-5)
+    assert one[-1]["train/loss"] < 0.65
+
+
+def test_a_continued_adapter_is_its_own_reference(recipe: Path) -> None:
+    train(load(recipe, "first", *QUIET, "train.steps=6"))
+    start = (f"lora={{init_from: {recipe.parent / 'first'}}}", "train.steps=4")
+    assert EXACT in printed(recipe, "whole", *start)
+    with signal_in_step(2), pytest.raises(InterruptedRun):
+        train(load(recipe, "halted", *QUIET, *start))
+    resumed = train(load(recipe, "halted", *QUIET, *start), resume=True)
+    assert resumed.state_hash == train(load(recipe, "again", *QUIET, *start)).state_hash
+
+
+@pytest.mark.parametrize("how", [(), ("lora=null",)])
+def test_a_resumed_run_has_the_same_state_and_rows(recipe: Path, how: tuple[str, ...]) -> None:
+    how = (*how, "train.steps=6", "train.accumulation_steps=2", "eval.every=2")
+    whole = train(load(recipe, "whole", *QUIET, *how))
+    with signal_in_step(3), pytest.raises(InterruptedRun):
+        train(load(recipe, "halted", *QUIET, *how))
+    assert train(load(recipe, "halted", *QUIET, *how), resume=True).state_hash == whole.state_hash
+    assert [_timeless(r) for r in rows(recipe.parent / "halted")] == [
+        _timeless(r) for r in rows(recipe.parent / "whole")
+    ]
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(("perf/", "memory/"))}
+
+
+def test_accumulated_pairs_equal_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a batch of four, in two batches of two, and by two threads."""
+    recipe = make_pairs(tmp_path)
+    monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", 1)
+    found = []
+    for how in (
+        ("train.batch_size=4",),
+        ("train.batch_size=2", "train.accumulation_steps=2"),
+        ("train.batch_size=4", "train.threads=2"),
+    ):
+        train(load(recipe, "".join(how), *QUIET, "train.steps=3", "optim.lr=1e-3", "data.eval_fraction=0", *how))
+        found.append([(row["train/loss"], row["train/grad_norm"]) for row in rows(tmp_path / "".join(how))])
+    assert found[1] == [pytest.approx(row, rel=1e-4) for row in found[0]]
+    assert found[2] == [pytest.approx(row, rel=1e-4) for row in found[0]]
+
+
+def test_judged_answers(tmp_path: Path) -> None:
+    recipe = make_judged(tmp_path)
+    text = printed(recipe, "run", "train.steps=12", "train.threads=2", "train.batch_size=4", "optim.lr=1e-3")
+    assert EXACT in text
+    found = rows(tmp_path / "run")
+    assert found[1]["train/loss"] == 0.5 and found[1]["kl"] == 0
+    last = found[-1]
+    assert last["eval/rewards/margins"] > 0.1 and last["eval/desirable"] == 0.5
+    assert last["eval/rewards/margins"] == pytest.approx(last["eval/rewards/chosen"] - last["eval/rewards/rejected"])
+
+
+def test_the_kl_compares_a_prompt_with_the_answer_of_the_sample_before(tmp_path: Path) -> None:
+    training = assembled(load(make_judged(tmp_path), "run", *QUIET))
+    tokens = training.state.loader.tokens
+    assert tokens.splits is not None and tokens.mask is not None and tokens.is_good is not None
+
+    def parts(sample: int) -> tuple[list[int], list[int], list[int], list[int]]:
+        begin, middle = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.splits[sample])
+        end = begin + int(tokens.lengths[sample])
+        sides = []
+        for a, b in ((begin, middle), (middle, end)):
+            ids, is_target = tokens.stream[a:b], tokens.mask[a:b] != 0
+            sides += [ids[~is_target].tolist(), ids[is_target].tolist()]
+        return tuple(sides)
+
+    found = [parts(sample) for sample in range(len(tokens))]
+    for sample, (prompt, _, again, other) in enumerate(found):
+        assert again == prompt and other == found[sample - 1][1]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_a_captured_step_equals_the_same_on_the_cpu(tmp_path: Path, name: str) -> None:
+    """Steps that run as they are, and one that is captured and replayed."""
+    recipe = make_judged(tmp_path, records=plain(8)) if name == "kto" else make_pairs(tmp_path, records=plain(8))
+    small = ("model.dtype=float32", "train.batch_size=1", "data.seq_len=36", "log.every=4", "data.eval_fraction=0")
+    results = []
+    for device in ("cpu", "cuda"):
+        how = (f"train.device={device}", "train.accumulation_steps=2", "optim.lr=1e-3", "checkpoint.every=null")
+        run = assembled(load(recipe, device, *small, *how))
+        if run._on_device is None:
+            step = partial(shards.take_step, run.state, max_grad_norm=1.0, device=run.device)
+            found = [step(run._batches(), lr=run.lr_at(number)) for number in range(3)]
+        else:
+            steps(run, 3)
+            assert run._on_device._following.is_captured
+            found = run._on_device.reading().results()
+        results.append([[each.loss_sum, each.targets, each.grad_norm, *each.figures] for each in found])
+    assert results[1] == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in results[0]]
+
+
+def test_a_reference_that_is_not_finite(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genesis.train.preferences._sums", lambda model, fields: fields[4].to(dtype="float32") * np.nan)
+    with pytest.raises(NumericError, match="log-probability of nan") as caught:
+        train(load(recipe, "run", *QUIET, "lora=null"))
+    assert caught.value.exit_code == 9 and "chats.jsonl" in caught.value.where
+
+
+def test_a_changed_reference_is_refused_at_a_resume(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = (*QUIET, "lora=null", "checkpoint.every=1", "train.steps=3")
+    with signal_in_step(2), pytest.raises(InterruptedRun):
+        train(load(recipe, "run", *how))
+    prepare = PairObjective.prepare
+
+    def changed(self: PairObjective, *rest: Any) -> Any:
+        yield from prepare(self, *rest)
+        self.fingerprint = "0" * 64
+
+    monkeypatch.setattr(PairObjective, "prepare", changed)
+    with pytest.raises(ModelError, match="reference's log-probabilities differ") as caught:
+        train(load(recipe, "run", *how), resume=True)
+    assert caught.value.exit_code == 5
