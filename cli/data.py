@@ -14,7 +14,7 @@ from genesis.files.boundary import fitting
 if TYPE_CHECKING:
     from genesis.train.config import Config
 
-_OVERRIDE = re.compile(r"[a-z]+\.[a-z_]+(\.\w+)*=")
+_OVERRIDE = re.compile(r"([a-z]+\.[a-z_]+(\.\w+)*|objective)=")
 
 data = typer.Typer(help="Inspect training data.", add_completion=False, rich_markup_mode=None)
 

@@ -129,12 +129,31 @@ class _Page:
         self._output.line(f"{shown}; a \\ marks text that only spells a special token")
 
     def show(self, tokens: TokenSet, sample: int) -> None:
-        """Print a sample."""
+        """Print a sample: of a pair the prompt with the chosen answer, then the rejected answer."""
         begin, length = int(tokens.starts[sample]), int(tokens.lengths[sample])
         name = escape(tokens.index.name(int(tokens.documents[sample])))
-        targets = int(tokens.target_counts[sample])
-        self._output.line(f"\nsample {sample + 1:,} from {name}: {length:,} tokens, {targets:,} targets")
-        spans, parts = list(self._spans(tokens, begin, min(length, SHOWN))), list[tuple[str, str]]()
+        title = f"\nsample {sample + 1:,} from {name}"
+        if tokens.splits is None:
+            targets = int(tokens.target_counts[sample])
+            self._output.line(f"{title}: {length:,} tokens, {targets:,} targets")
+            self._show(tokens, begin, length)
+            return
+        assert tokens.mask is not None
+        middle, end = begin + int(tokens.splits[sample]), begin + length
+        first, second = int(tokens.mask[begin:middle].sum()), int(tokens.mask[middle:end].sum())
+        if tokens.is_good is not None:
+            self._output.line(f"{title}: a {'good' if tokens.is_good[sample] else 'bad'} answer of {first:,} tokens")
+            self._show(tokens, begin, middle - begin)
+            return
+        self._output.line(f"{title}: a chosen answer of {first:,} tokens, a rejected one of {second:,}\nchosen:")
+        self._show(tokens, begin, middle - begin)
+        self._output.line("rejected:")
+        answer = middle + int(np.argmax(tokens.mask[middle:end]))
+        self._show(tokens, answer, end - answer, follows=True)
+
+    def _show(self, tokens: TokenSet, begin: int, length: int, *, follows: bool = False) -> None:
+        """Print a part of a sample; without `follows` its first token is no target."""
+        spans, parts = list(self._spans(tokens, begin, min(length, SHOWN), follows)), list[tuple[str, str]]()
         if self._in_colour:
             self._print([(span.text, span.style) for span in spans])
         else:
@@ -150,12 +169,12 @@ class _Page:
 
         self._console.print(Text.assemble(*parts), soft_wrap=True)
 
-    def _spans(self, tokens: TokenSet, begin: int, length: int) -> Iterator[_Span]:
+    def _spans(self, tokens: TokenSet, begin: int, length: int, follows: bool) -> Iterator[_Span]:
         """Yield the beginning of the sample as printable text."""
         decoder = StreamDecoder(self._tokenizer, skip_special=False)
         ids = tokens.stream[begin : begin + length].tolist()
         is_target = [True] * length if tokens.mask is None else (tokens.mask[begin : begin + length] != 0).tolist()
-        is_target[0] = False
+        is_target[0] &= follows
         text, kind = "", (False, False)
         for token_id, target in zip(ids, is_target, strict=True):
             found = (target, token_id in self._tokenizer.special_ids)

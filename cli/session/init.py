@@ -35,10 +35,14 @@ from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from genesis_models.registry import PRESETS, fuses, preset
 
+PAIRS = "hf:trl-lib/ultrafeedback_binarized"
+# Goals that learn from conversations, or from answers to them.
+CHATS = ("lora", "full", "dpo")
 # Goal -> what it is, its recipe on a GPU, and the data that ships for it.
 GOALS = {
     "lora": ("adapters of a model, trained on chats", "qwen2.5-0.5b-lora", "example:chats"),
     "full": ("all weights of a model, trained on chats", "qwen2.5-0.5b-full", "example:chats"),
+    "dpo": ("adapters of a model that answers, trained on pairs of answers", "qwen2.5-0.5b-dpo", PAIRS),
     "pretrain": ("a base model continues to learn from texts", "continued-pretraining", "stdlib:"),
     "scratch": ("a new model, trained on texts", "from-scratch-gpu", "stdlib:"),
 }
@@ -73,7 +77,7 @@ class Choices:
     @cached_property
     def template(self) -> str | None:
         """The template for chats if the model has none. Raises: ModelError: its files are malformed."""
-        if self.goal not in ("lora", "full") or self.model is None or read_chat_templates(local_path(self.model)):
+        if self.goal not in CHATS or self.model is None or read_chat_templates(local_path(self.model)):
             return None
         return CHATML
 
@@ -257,7 +261,8 @@ def _about_how_many_steps(config: Config) -> int | None:
     if train.epochs is None:
         return train.steps
     try:
-        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes)
+        kind = config.objective.learns
+        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes, learns=kind)
         size = sum(os.stat(file.path).st_size for file in corpus.files)
         if size <= READ_BYTES:  # excludes parts of records that a run does not read
             size = sum(len(document.text.encode()) for document in corpus.documents())
@@ -310,10 +315,10 @@ def _head(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     file = escape(asked.file)
     yield f"# Written by genesis init: {GOALS[asked.goal][0]}."
     yield "#"
-    if asked.goal in ("lora", "full"):
+    if asked.goal in CHATS:
         yield f"#   genesis data preview {file}      shows what it trains on"
     yield f"#   genesis train {file}             --resume continues an interrupted run"
-    yield f"#   genesis export {escape(asked.output_dir)}{' --merge' if asked.goal == 'lora' else ''} --check"
+    yield f"#   genesis export {escape(asked.output_dir)}{' --merge' if asked.goal in ('lora', 'dpo') else ''} --check"
     yield "#"
     for line in described(asked, place, sized):
         yield f"# {line[0].upper()}{line[1:]}."

@@ -255,8 +255,8 @@ class PackedLoader:
         position_ids = np.arange(self.seq_len) - np.maximum.accumulate(origins[:, :-1], axis=1)
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
         targets = int(is_target.sum())
-        places = samples, self.tokens, columns
-        return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), *places)
+        held = samples, self.tokens, columns
+        return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), *held)
 
 
 def _check_samples(tokens: TokenSet) -> None:

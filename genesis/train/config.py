@@ -800,9 +800,9 @@ class ObjectiveConfig(Section):
     )
     beta: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Of preferences: scales differences to the reference, or the odds ratio of orpo; a larger one stays "
-        "closer to the reference. Of distill: weight of the teacher in the mixture of the generalized Jensen-Shannon "
-        "divergence; 0 is the forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
+        description="Of preferences: scales differences to the reference, or the odds ratio of orpo; a larger one "
+        "stays closer to the reference. Of distill: weight of the teacher in the mixture of the generalized "
+        "Jensen-Shannon divergence; 0 is the forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
     )
     label_smoothing: Share | None = Field(
         default=None,

@@ -28,6 +28,7 @@ from tests.cli.command import printed
 from tests.cli.first_model import write_model
 from tests.hub import served, used
 from tests.train.chats import chat, write_chats
+from tests.train.preferences import sums
 
 TEXT = "def first():\n    return 1\n" * 40
 QUICK = ("train.epochs=null", "train.steps=2", "train.batch_size=1", "train.accumulation_steps=1", "eval.max_batches=1")
@@ -112,6 +113,9 @@ def test_a_recipe_takes_its_first_steps(name: str, model: Path, here: Path) -> N
         for n in range(4):
             (here / "texts" / f"{n}.py").write_text(f"# {n}\n{TEXT}")
         changed += ["data.train=texts", "data.seq_len=32"]
+    if found.get("objective"):
+        write_chats(here / "pairs.jsonl", sums(8))
+        changed += ["data.train=pairs.jsonl", "data.seq_len=512", "train.batch_size=1"]
     if "prompts" in found.get("eval", {}):
         changed.append("eval.sample_tokens=2")
     assert "done: 2 steps" in done("train", name, *changed)
@@ -151,7 +155,7 @@ def test_without_a_word_a_new_model_for_this_machine(here: Path) -> None:
     done("init", "--force")
 
 
-@pytest.mark.parametrize("goal", ["lora", "full", "pretrain"])
+@pytest.mark.parametrize("goal", ["lora", "full", "dpo", "pretrain"])
 def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here: Path) -> None:
     (here / "mine.jsonl").write_text("")
     words = ("--model", model, "--goal", goal, "--data", "mine.jsonl", "--gpu-memory", "0.7")
@@ -159,8 +163,10 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
     assert "memory:" in out and "a GPU of 0.7 GiB" in out
     text, config = Path("c.yaml").read_text(), load_config("c.yaml")
     assert (config.model.path, config.data.train) == (str(model), ["mine.jsonl"])
-    assert (config.lora is not None) is (goal == "lora")
-    assert config.train.batch_size * config.train.accumulation_steps >= 16
+    assert (config.lora is not None) is (goal in ("lora", "dpo"))
+    assert config.objective.name == ("dpo" if goal == "dpo" else "next_tokens")
+    rows = config.train.batch_size * config.train.accumulation_steps
+    assert rows * config.data.seq_len >= 16 * min(1024, config.data.seq_len)
     assert text.count("#") > 20 and "genesis train c.yaml" in text
     estimate = json.loads(done("estimate", "c.yaml", "--gpu-memory", "0.7", "--json", "-"))
     assert estimate["fits"] is True

@@ -23,7 +23,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "CUDA runtime and custom": (5_860, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
-    "train": (6_330, ("genesis/train/",)),
+    "train": (6_440, ("genesis/train/",)),
     "data": (6_020, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (3_230, ("genesis/compiler/",)),
@@ -33,10 +33,10 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_480, ("models/", "cli/", "configs/")),
-    "docstrings": (15_000, ()),
-    "comments": (2_360, ()),
+    "docstrings": (15_040, ()),
+    "comments": (2_260, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (88_650, ("tests/",)),
+    "tests": (89_250, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

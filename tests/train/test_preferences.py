@@ -16,7 +16,8 @@ from genesis.errors import InterruptedRun, ModelError, NumericError
 from genesis.train import step as shards
 from genesis.train.loop import Training
 from genesis.train.preferences import PairObjective, Preferences
-from tests.train.preferences import make_judged, make_pairs, plain
+from genesis_cli.main import main
+from tests.train.preferences import make_judged, make_pairs, pair, plain, sums
 from tests.train.runs import assembled, load, rows, signal_in_step, steps, train
 
 QUIET = ("train.device=cpu", "checkpoint.every=null")
@@ -196,9 +197,26 @@ def test_a_changed_reference_is_refused_at_a_resume(recipe: Path, monkeypatch: p
 
     def changed(self: PairObjective, *rest: Any) -> Any:
         yield from prepare(self, *rest)
-        self.fingerprint = "0" * 64
+        self.identity = {"reference": "0" * 64}
 
     monkeypatch.setattr(PairObjective, "prepare", changed)
-    with pytest.raises(ModelError, match="reference's log-probabilities differ") as caught:
+    with pytest.raises(ModelError, match="the reference is not the one") as caught:
         train(load(recipe, "run", *how), resume=True)
     assert caught.value.exit_code == 5
+
+
+def test_the_preview_shows_both_sides_and_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [*sums(6), pair("equal", "yes", "yes"), pair("empty", "", "no")]
+    recipe = make_pairs(tmp_path, records=records)
+    assert main(["data", "preview", str(recipe), "--samples", "1"]) == 0
+    text = capsys.readouterr().out
+    first = text[text.index("sample 1 ") :]
+    assert "a chosen answer of" in first and "a rejected one of" in first
+    chosen, rejected = first.partition("rejected:")[::2]
+    assert " + " in chosen and chosen.strip().endswith("<|im_end|>]]")
+    assert "one two three" in rejected and rejected.strip().startswith("[[") and " + " not in rejected
+    assert "1 records are skipped: equal answers; the first: " in text and "chats.jsonl:7" in text
+    assert "1 records are skipped: empty answer" in text and "6 preference" in text
+    assert main(["data", "preview", str(make_judged(tmp_path)), "--samples", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "a good answer of" in text and "a bad answer of" in text
