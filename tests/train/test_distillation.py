@@ -67,7 +67,17 @@ def packed(seed: int, length: int = 64) -> Batch:
 CASES = json.loads(DISTILLATION.read_text())["cases"]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['seed']}-{case['beta']}-{case['temperature']}")
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=f"{case['seed']}-{case['beta']}-{case['temperature']}",
+            marks=[pytest.mark.full] if case["seed"] else [],
+        )
+        for case in CASES
+    ],
+)
 def test_torch(case: dict[str, Any]) -> None:
     """Losses and gradients of ten steps, packed here and padded there."""
     student, teacher = make_model(STUDENT, case["seed"]).train(), make_model(TEACHER, case["seed"] + 100).eval()
