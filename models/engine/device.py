@@ -27,9 +27,10 @@ from genesis import Tensor
 from genesis.errors import OutOfMemoryError, UsageError
 from genesis.ops.sample import FAILED, INACTIVE
 from genesis_models.blocks import CausalLM, EngineCache
-from genesis_models.engine.device_cache import Document, PackedCache, PromptCache, aligned
+from genesis_models.engine.device_cache import KEY_BLOCK, Document, PackedCache, PromptCache
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Reading, Step, captured, keep, take
 from genesis_models.engine.engine import Request, Running, Token, Waiting, running
+from genesis_models.engine.exact import check_model, check_sampling
 from genesis_models.engine.sampling import not_finite
 
 CHUNK = 2048  # tokens in one forward pass
@@ -48,15 +49,21 @@ class Prompts:
     """
 
     def __init__(self, model: CausalLM, held: DeviceRows, chunk: int) -> None:
-        self._model, self._held, self._cache, self._chunk = model, held, held.cache, chunk
+        self._model, self._held, self._cache = model, held, held.cache
+        self._chunk = self._cut(chunk)
+
+    def _cut(self, chunk: int) -> int:
+        """Return a chunk's length; in exact mode a multiple of the key block."""
+        return max(chunk // KEY_BLOCK * KEY_BLOCK, KEY_BLOCK) if self._held.exact else chunk
 
     def pass_all(self, prompts: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Prefill prompts into their rows; chunks become smaller if memory is short.
+        """Prefill prompts into their rows. Rows with the same prompt share one pass; chunks become smaller if memory is
+        short.
 
         Raises:
             OutOfMemoryError: even the smallest chunk does not fit.
         """
-        waiting = deque(prompts)
+        waiting = deque(self._unknown(prompts))
         while waiting:
             documents = self._together(waiting)
             try:
@@ -69,20 +76,35 @@ class Prompts:
                 if tried <= FEWEST:
                     error.next = ADVICE
                     raise
-                self._chunk = max(tried // 2, FEWEST)
+                self._chunk = self._cut(max(tried // 2, FEWEST))
                 continue
             for _ in documents or (None,):
                 waiting.popleft()
 
-    def _together(self, waiting: Sequence[tuple[int, np.ndarray]]) -> list[Document]:
+    def _unknown(self, prompts: Sequence[tuple[int, np.ndarray]]) -> list[tuple[list[int], np.ndarray]]:
+        """Return the prompts that no row holds, with their rows. Others are copied from the row that holds them."""
+        known, new = self._held.prompts, dict[bytes, tuple[list[int], np.ndarray]]()
+        wanted = {row: ids.tobytes() for row, ids in prompts}
+        sources = {key: row for row, key in known.items() if wanted.get(row, key) == key}
+        known.update(wanted)
+        for row, ids in prompts:
+            source = sources.get(wanted[row])
+            if source is None:
+                new.setdefault(wanted[row], ([], ids))[0].append(row)
+            elif source != row:
+                self._cache.copy_prompt(source, [row], len(ids) - 1)
+        return list(new.values())
+
+    def _together(self, waiting: Sequence[tuple[list[int], np.ndarray]]) -> list[Document]:
         """Return the first prompts that fit into one forward pass; an empty list if the first alone does not fit."""
         found: list[Document] = []
         end = 0
-        for row, ids in waiting:
-            begin, end = aligned(end), aligned(end) + len(ids) - 1
+        for rows, ids in waiting:
+            begin = self._cache.aligned(end)
+            end = begin + len(ids) - 1
             if end > self._chunk or self._cache.is_stretched(len(ids)):
                 break
-            found.append(Document(row, ids[:-1], begin))
+            found.append(Document(rows, ids[:-1], begin))
         return found
 
     def _pack(self, documents: Sequence[Document]) -> None:
@@ -97,7 +119,9 @@ class Prompts:
         for each in documents:
             part = slice(each.begin, each.begin + len(each.ids))
             ids[part], positions[part] = each.ids, np.arange(len(each.ids))
-            starts[part.start : min(aligned(part.stop), length)] = each.begin  # no query attends to the padding
+            starts[part.start : min(self._cache.aligned(part.stop), length)] = (
+                each.begin
+            )  # no query attends to the padding
         self._held.make_room(length, filled(self._chunk))
         cache, packed = self._cache, self._held.packed
 
@@ -107,19 +131,20 @@ class Prompts:
         self._forward(values, pass_cache, (0, length))
         cache.take_over(documents, length, packed)
 
-    def _chunks(self, row: int, ids: np.ndarray) -> None:
-        begin, last = 0, len(ids) - 1
+    def _chunks(self, rows: Sequence[int], ids: np.ndarray) -> None:
+        begin, last, row = 0, len(ids) - 1, rows[0]
         is_stretched = self._cache.is_stretched(len(ids))
         while begin < last:
             end = min(begin + self._chunk, last)
             if not begin and not is_stretched:
-                self._pack([Document(row, ids[:end], 0)])
+                self._pack([Document([row], ids[:end], 0)])
             else:
                 part = np.zeros((1, min(filled(end - begin), self._cache.capacity - begin)), np.int64)
                 part[0, : end - begin] = ids[begin:end]  # the padding is never read
                 key = None if row or is_stretched else (begin, part.shape[1])
                 self._part(part, row, begin, len(ids), key)
             begin = end
+        self._cache.copy_prompt(row, rows[1:], last)
 
     def _part(self, values: np.ndarray, row: int, begin: int, total: int, key: tuple[int, int] | None) -> None:
         cache = self._cache
@@ -138,12 +163,12 @@ class Prompts:
         given.copy_(genesis.from_numpy(values))
         run = held.passes.pop(key, None) if key is not None else None
         if run is None:
-            model_of = weakref.ref(self._model)
+            model_of, is_exact = weakref.ref(self._model), held.exact
 
             def launch() -> None:
                 model = model_of()
                 assert model is not None
-                with genesis.no_grad():
+                with genesis.no_grad(), genesis.autograd.exact(is_exact):
                     model.next_hidden_states(given.narrow(0, 0, 1), cache(given))
 
             run = launch if key is None else captured(launch, given.device)
@@ -190,6 +215,11 @@ class DeviceEngine:
         log_probs: whether tokens have their log-probability.
         chunk: tokens of a prompt in one forward pass.
         cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
+        exact: draw tokens and compute log-probabilities with the bits that the forward pass of training gives
+            (docs/decisions/0014-exact.md). Requests must not filter or penalize tokens.
+
+    Raises:
+        UsageError, DeviceError, ModelError: another cache, or `exact` with a model or GPU that does not allow it.
     """
 
     def __init__(
@@ -201,9 +231,13 @@ class DeviceEngine:
         log_probs: bool = False,
         chunk: int = CHUNK,
         cache: str = "auto",
+        exact: bool = False,
     ) -> None:
         if cache not in ("auto", "fp8"):
             raise UsageError(f"the cache's type is {cache!r}, expected auto or fp8")
+        if exact:
+            check_model(model, cache)
+        self._exact = exact
         self.model, self.log_probs, self._chunk = model, log_probs, chunk
         self.rows, self.capacity, self._cache = rows, capacity, cache
         self._held: DeviceRows | None = None
@@ -218,7 +252,7 @@ class DeviceEngine:
         was_training = self.model.training
         self.model.eval()
         try:
-            form = (self.rows, self.capacity, self.log_probs, self._cache)
+            form = (self.rows, self.capacity, self.log_probs, self._cache, self._exact)
             self._held = take(self.model, *form) if self._held is None else self._held
             self._held.begin(self.model)
             self._sequences = [None] * min(self.rows, self._held.cache.rows)
@@ -257,6 +291,8 @@ class DeviceEngine:
         for row in [row for row, each in enumerate(self._sequences) if each is None]:
             sequence = None
             while sequence is None and (taken := waiting.take()) is not None:
+                if self._exact:
+                    check_sampling(taken[1].sampling)
                 if (run := running(self.model, *taken, self.capacity)) is None:
                     yield Token(taken[0], None, finish="length")
                 else:
@@ -300,9 +336,11 @@ class DeviceEngine:
         for step, drawn in enumerate(tokens.tolist()):
             for row, each in batch.sequences:
                 if drawn[row] == FAILED and not each.is_done:
-                    assert self._last is not None and self._last.logits is not None
-                    logits = self._last.logits  # later steps had the same input in this row
-                    found = logits[row].float().cpu().numpy() if row < len(logits) else np.zeros(1, np.float32)
+                    assert self._last is not None
+                    logits = self._last.logits  # later steps had the same input in this row; exact steps store none
+                    found = np.zeros(1, np.float32)
+                    if logits is not None and row < len(logits):
+                        found = logits[row].float().cpu().numpy()
                     raise not_finite(found, len(each.request.ids) + len(each.tokens))
             for row, each in batch.sequences:
                 token = drawn[row]

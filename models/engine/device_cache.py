@@ -19,24 +19,20 @@ from genesis_models.blocks import LayerCache, PackedHeads, Rotary, Tables
 from genesis_models.config import ModelConfig
 
 GRAIN = 16  # tokens; few lengths, because a copy of keys and values is prepared once for each
+KEY_BLOCK = 64  # keys of a block of attention, at whose multiples prompts begin and are cut in exact mode
 
 
 class Document(NamedTuple):
     """A prompt in a packed forward pass.
 
     Attributes:
-        row: row of the cache.
-        begin: start in the pass, a multiple of `GRAIN`.
+        rows: rows of the cache that receive it.
+        begin: start in the pass, a multiple of the cache's grain.
     """
 
-    row: int
+    rows: Sequence[int]
     ids: np.ndarray
     begin: int
-
-
-def aligned(length: int) -> int:
-    """Return the space that a prompt takes in a pass, in tokens."""
-    return -(-length // GRAIN) * GRAIN
 
 
 class DeviceCache:
@@ -47,6 +43,7 @@ class DeviceCache:
         capacity: the most tokens of each sequence.
         dtype: dtype of keys and values.
         rotaries: the model's rotary embeddings.
+        exact: whether prompts begin and are cut at multiples of `KEY_BLOCK`.
 
     Attributes:
         data: `[L, 2, B, K, S, D]`, keys and values.
@@ -63,7 +60,9 @@ class DeviceCache:
         dtype: genesis.DType,
         device: genesis.Device,
         rotaries: Sequence[Rotary],
+        exact: bool = False,
     ) -> None:
+        self.grain = KEY_BLOCK if exact else GRAIN
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, capacity, config.head_dim)
         self.data = genesis.empty(shape, dtype=dtype, device=device)
         self.lengths, self.left = (genesis.zeros(rows, dtype="int64", device=device) for _ in range(2))
@@ -71,6 +70,10 @@ class DeviceCache:
         self.tables: list[tuple[Tensor, Tensor]] = []
         for cos, sin in (rotary.last(capacity) for rotary in rotaries):
             self.tables.append((genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)))
+
+    def aligned(self, length: int) -> int:
+        """Return the space that a prompt takes in a pass, in tokens."""
+        return -(-length // self.grain) * self.grain
 
     def packed_size(self, length: int) -> int:
         """Return the number of elements in the keys and values of `length` tokens of all layers."""
@@ -82,11 +85,19 @@ class DeviceCache:
         return data.narrow(0, 0, self.packed_size(length)).view(layers, 2, key_heads, length, size)
 
     def take_over(self, documents: Sequence[Document], length: int, data: Tensor) -> None:
-        """Copy each prompt's keys and values from the buffer of a pass of `length` tokens into its row."""
+        """Copy each prompt's keys and values from the buffer of a pass of `length` tokens into its rows."""
         left = self.packed_view(length, data)  # [L, 2, K, T, D]
-        for row, ids, begin in documents:
-            if count := min(aligned(len(ids)), self.capacity):  # positions beyond a row's length are never read
-                self.data[:, :, row, :, :count].copy_(left.narrow(3, begin, count))
+        for rows, ids, begin in documents:
+            # Positions beyond a row's length are never read.
+            if count := min(self.aligned(len(ids)), self.capacity, length - begin):
+                for row in rows:
+                    self.data[:, :, row, :, :count].copy_(left.narrow(3, begin, count))
+
+    def copy_prompt(self, source: int, rows: Sequence[int], length: int) -> None:
+        """Copy the first `length` keys and values of one row to others."""
+        if count := min(self.aligned(length), self.capacity):
+            for row in rows:
+                self.data[:, :, row, :, :count].copy_(self.data[:, :, source, :, :count])
 
     def is_stretched(self, total: int) -> bool:
         """Whether the rotary angles of a sequence depend on its own length `total`."""
@@ -147,7 +158,7 @@ class PromptCache(_PassCache):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int, scale: float) -> Tensor:
         """Return attention over k and v, and over the row's earlier keys and values."""
         if self._begin:
-            low = max(0, self._begin + 1 - window) if window else 0
+            low = max(0, self._begin + 1 - window) // self._cache.grain * self._cache.grain if window else 0
             seen = self._row(layer, low, self._begin + q.shape[1] - low).transpose(1, 2).to(q.dtype)  # [2, n, K, D]
             k, v = seen[0:1], seen[1:2]
         return F.attention(q, k, v, scale=scale, causal=True, window=window)

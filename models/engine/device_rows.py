@@ -15,6 +15,7 @@ import numpy as np
 import genesis
 from genesis import Tensor, cuda, nn
 from genesis.array import Array
+from genesis.autograd.modes import exact as exact_sums
 from genesis.autograd.modes import fixed_weights
 from genesis.backend import CPU, Device
 from genesis.dtypes import DType, float8_e4m3fn
@@ -24,6 +25,7 @@ from genesis.nn.lora import LoRALinear
 from genesis.nn.quantized import QuantizedLinear
 from genesis.ops import fp8
 from genesis.ops.sample import next_tokens, sample
+from genesis.ops.sample_head import sample_head
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
 from genesis_models.engine.device_cache import DeviceCache, StepCache
@@ -93,12 +95,24 @@ class DeviceState:
     def draw(self, logits: Tensor) -> None:
         """Draw the next token of each of the first rows from their logits `[B, V]`, and store it in the ring."""
         rows = logits.shape[0]
-        keys, settings, top_k, left = (
-            each.narrow(0, 0, rows).array for each in (self._keys, self._settings, self._top_k, self._left)
-        )
+        keys, settings, top_k = (each.narrow(0, 0, rows).array for each in (self._keys, self._settings, self._top_k))
         seen = [self._seen.narrow(0, 0, rows).array] if self.is_penalized and self._seen is not None else []
         drawn, chances = sample(logits.array, keys, settings, top_k, *seen, log_probs=self._log_probs)
-        unseen = genesis.empty(rows, 0, dtype="bool", device=logits.device).array
+        self._store(rows, drawn, chances, seen)
+
+    def draw_exactly(self, hidden: Tensor, weight: Tensor) -> None:
+        """Do the same from hidden states `[B, H]` and the head's weight `[V, H]`, in float32."""
+        rows = hidden.shape[0]
+        keys, settings = (each.narrow(0, 0, rows).array for each in (self._keys, self._settings))
+        drawn, chances = sample_head(hidden.array, weight.array, keys, settings)
+        if not self._log_probs:
+            chances = genesis.empty(0, dtype="float32", device=hidden.device).array
+        self._store(rows, drawn, chances, [])
+
+    def _store(self, rows: int, drawn: Array, chances: Array, seen: list[Array]) -> None:
+        """Store drawn tokens in the ring, and pass them to the next step."""
+        keys, left = (each.narrow(0, 0, rows).array for each in (self._keys, self._left))
+        unseen = genesis.empty(rows, 0, dtype="bool", device=self.tokens.device).array
         tokens, lengths, stops = (each.narrow(0, 0, rows).array for each in (self.tokens, self._lengths, self._stops))
         rings = (each.array for each in self._rings(rows))
         next_tokens(drawn, chances, stops, tokens, lengths, left, keys, *(seen or [unseen]), *rings, self._step.array)
@@ -177,21 +191,26 @@ class Step:
 
     Args:
         keys: the most tokens of each row.
+        exact: compute what the forward pass of training computes, and draw without logits in memory.
     """
 
-    def __init__(self, model: CausalLM, cache: DeviceCache, state: DeviceState, rows: int, keys: int) -> None:
+    def __init__(
+        self, model: CausalLM, cache: DeviceCache, state: DeviceState, rows: int, keys: int, exact: bool = False
+    ) -> None:
         kept, model_of, device = list[Tensor](), weakref.ref(model), _weight(model).device
         self.rows, self._kept = rows, kept
 
         def step() -> None:
             model = model_of()
             assert model is not None
-            with genesis.no_grad(), fixed_weights(has_fixed_weights(model)):
+            with genesis.no_grad(), fixed_weights(has_fixed_weights(model)), exact_sums(exact):
                 tokens = state.tokens.narrow(0, 0, rows).view(rows, 1)
                 hidden = model.next_hidden_states(tokens, StepCache(cache, rows, keys))[:, -1]  # [B, H]
-                logits = model.logits(hidden)  # [B, V]
-                state.draw(logits)
-            kept[:] = [logits]
+                if exact:
+                    state.draw_exactly(hidden, model.head_weight)
+                else:
+                    kept[:] = [model.logits(hidden)]  # [B, V]
+                    state.draw(kept[0])
 
         self._call = captured(step, device)
 
@@ -206,7 +225,7 @@ class Step:
 
     @property
     def logits(self) -> Tensor | None:
-        """The logits `[B, V]` of the last call, until another step runs."""
+        """The logits `[B, V]` of the last call, until another step runs; None before it and of exact steps."""
         return self._kept[0] if self._kept else None
 
 
@@ -222,6 +241,7 @@ class DeviceRows:
         rows: the most concurrent sequences; fewer if memory is short.
         capacity: the most tokens of each, rounded up.
         dtype: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
+        exact: whether passes and steps compute what the forward pass of training computes.
 
     Raises:
         DeviceError: the GPU does not support e4m3.
@@ -233,18 +253,22 @@ class DeviceRows:
         passes: graphs of prefill passes, by key.
         inputs: buffer from which these graphs read.
         packed: buffer to which they write keys and values.
+        prompts: the prompt whose keys and values a row holds, as bytes of its ids, by row.
     """
 
-    def __init__(self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> None:
+    def __init__(
+        self, model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str, exact: bool = False
+    ) -> None:
         weight, vocabulary = _weight(model), model.config.vocab_size
         if dtype == "fp8" and weight.is_cuda:
             lack = fp8.lacking(cuda.get_device_capability(weight.device), weight.device)
             if lack is not None:
                 raise DeviceError(f"a KV cache in fp8 {lack}", next="leave it at auto")
-        self.form = (weight.device, weight.dtype, log_probs, dtype)
+        self.form = (weight.device, weight.dtype, log_probs, dtype, exact)
+        self.exact, self.prompts = exact, dict[int, bytes]()
         kind, capacity = weight.dtype if dtype == "auto" else float8_e4m3fn, _rounded(capacity)
         self.asked, self.wanted = rows, width(model, rows, capacity, kind)
-        self.cache = _cache(model, self.wanted, capacity, kind)
+        self.cache = _cache(model, self.wanted, capacity, kind, exact)
         self.state = DeviceState(self.cache.lengths, self.cache.left, vocabulary, log_probs, weight.dtype)
         self.steps: dict[tuple[int, int, bool], Step] = {}
         self.passes: dict[tuple[int, int], Callable[[], None]] = {}
@@ -259,6 +283,7 @@ class DeviceRows:
             self.passes.clear()
             self._read = read
         self.state.clear()
+        self.prompts.clear()
 
     def make_room(self, length: int, most: int) -> None:
         """Allocate memory for passes of `length` tokens; no pass is longer than `most`."""
@@ -274,7 +299,7 @@ class DeviceRows:
         rows, keys = bucket(rows, self.cache.rows), bucket(keys, self.cache.capacity, FEWEST_KEYS)
         key = rows, keys, self.state.is_penalized
         if key not in self.steps:
-            self.steps[key] = Step(model, self.cache, self.state, rows, keys)
+            self.steps[key] = Step(model, self.cache, self.state, rows, keys, self.exact)
         return self.steps[key]
 
 
@@ -318,14 +343,14 @@ def _rounded(capacity: int) -> int:
     return -(-capacity // grain) * grain
 
 
-def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType) -> DeviceCache:
+def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType, exact: bool) -> DeviceCache:
     """Return a cache with as many rows as fit into memory, at most `rows`."""
     made: DeviceCache | None
     weight = _weight(model)
     device, logits = weight.device, model.config.vocab_size * weight.dtype.itemsize
     while True:
         try:
-            made = DeviceCache(model.config, rows, capacity, dtype, device, model._rotaries)
+            made = DeviceCache(model.config, rows, capacity, dtype, device, model._rotaries, exact)
             if rows == 1 or has_room(device, rows * logits):
                 return made
         except OutOfMemoryError as error:
@@ -362,14 +387,14 @@ def has_room(device: Device, more: int = 0) -> bool:
 _kept: weakref.WeakKeyDictionary[CausalLM, DeviceRows] = weakref.WeakKeyDictionary()
 
 
-def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str) -> DeviceRows:
+def take(model: CausalLM, rows: int, capacity: int, log_probs: bool, dtype: str, exact: bool = False) -> DeviceRows:
     """Return rows for a run: those kept from the last run if they suffice, otherwise new ones."""
     found = _kept.pop(model, None)
-    form = (_weight(model).device, _weight(model).dtype, log_probs, dtype)
+    form = (_weight(model).device, _weight(model).dtype, log_probs, dtype, exact)
     if found is not None and found.form == form and found.asked >= rows and found.cache.capacity >= capacity:
         return found
     del found  # frees them before new ones are allocated
-    return DeviceRows(model, rows, capacity, log_probs, dtype)
+    return DeviceRows(model, rows, capacity, log_probs, dtype, exact)
 
 
 def keep(model: CausalLM, rows: DeviceRows) -> bool:

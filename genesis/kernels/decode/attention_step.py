@@ -29,12 +29,12 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda import COUNTERS, backend_of
 from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
-from genesis.kernels import maths
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.problem import padded_head_dim
 from genesis.kernels.decode.attention_parts import (
@@ -45,11 +45,12 @@ from genesis.kernels.decode.attention_parts import (
     saturated,
     store_heads,
 )
+from genesis.kernels.decode.attention_step_blocks import BLOCK, attention_step_blocks_kernel
 from genesis.kernels.decode.attention_step_mma import attention_step_mma_kernel
+from genesis.kernels.decode.attention_token import load_tables, load_token, loaded, prepared_heads
 from genesis.kernels.dependents import allow_next, can_overlap, largest_cluster, wait_for_previous
 from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.maths import rounded_product
-from genesis.kernels.norm.norm import rsqrt
 from genesis.ops.fp8 import lacking
 from genesis.ops.shape import contiguous
 
@@ -83,76 +84,6 @@ class StepTile(NamedTuple):
         splits = min(self.splits, *useful)
         held = HELD // (triton.next_power_of_2(group) * padded)
         return self._replace(splits=splits, together=min(self.together if splits > 4 else 4, held or 1))
-
-
-@triton.jit
-def loaded(p_x, m_x, TYPE: tl.constexpr):
-    """Load keys or values, 0 where the mask is not set, as an operand of tl.dot."""
-    if p_x.dtype.element_ty == tl.float8e4nv:
-        b_x = tl.load(p_x.to(tl.pointer_type(tl.uint8)), mask=m_x, other=0).to(tl.float8e4nv, bitcast=True)
-    else:
-        b_x = tl.load(p_x, mask=m_x, other=0)  # [BN, BD]
-    return operand(b_x, TYPE)
-
-
-@triton.jit
-def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Load heads of a token [heads, BD]. Return them twice; with PAIRS the second tile has their halves exchanged."""
-    o_d = tl.arange(0, BD)  # [BD]
-    m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD], [heads, 1]
-    b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)  # [heads, BD]
-    b_y = b_x
-    if PAIRS:
-        b_y = tl.load(p_x + ((o_d + SIZE // 2) % SIZE)[None, :], mask=m_x, other=0)  # [heads, BD]
-    return b_x, b_y
-
-
-@triton.jit
-def load_token(p_qkv, i_row, i_head, HEADS: tl.constexpr, ROTATES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """Load a token's queries [BM, BD] of a group, with their pairs, its key [1, BD], with its pair, and its value."""
-    KEY_HEADS: tl.constexpr = HEADS[0]
-    GROUP: tl.constexpr = HEADS[1]
-    SIZE: tl.constexpr = HEADS[2]
-    o_m, one = tl.arange(0, BM), tl.arange(0, 1)  # [BM], [1]
-    p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
-    i_key = KEY_HEADS * GROUP + i_head
-    b_query, b_query_pairs = load_heads(p_token, i_head * GROUP + o_m, o_m < GROUP, ROTATES, SIZE, BD)  # [BM, BD] each
-    b_key, b_key_pairs = load_heads(p_token, i_key + one, one == 0, ROTATES, SIZE, BD)  # [1, BD] each
-    b_value, _ = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, False, SIZE, BD)  # [1, BD]
-    return b_query, b_query_pairs, b_key, b_key_pairs, b_value
-
-
-@triton.jit
-def load_tables(p_weight, p_cos, p_sin, position, WORK: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Load the norm's weight [BD], the weight with halves exchanged, cos, and signed sin. Missing ones are 1."""
-    HALF: tl.constexpr = SIZE // 2
-    o_d = tl.arange(0, BD)  # [BD]
-    m_d = o_d < SIZE
-    b_w = tl.full((BD,), 1, WORK)  # [BD]
-    b_w_pairs, b_cos, b_sin = b_w, b_w, b_w
-    if p_weight is not None:
-        b_w = converted(tl.load(p_weight + o_d, mask=m_d, other=0), WORK)  # [BD]
-        b_w_pairs = converted(tl.load(p_weight + (o_d + HALF) % SIZE, mask=m_d, other=0), WORK)  # [BD]
-    if p_cos is not None:
-        o_pair = position * HALF + o_d % HALF  # [BD]
-        b_cos = converted(tl.load(p_cos + o_pair, mask=m_d, other=0), WORK)  # [BD]
-        b_sin = converted(tl.load(p_sin + o_pair, mask=m_d, other=0), WORK)  # [BD]
-        b_sin = tl.where(o_d < HALF, -b_sin, b_sin)  # [BD]
-    return b_w, b_w_pairs, b_cos, b_sin
-
-
-@triton.jit
-def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.constexpr, ROTATES: tl.constexpr,
-                   WORK: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Return loaded heads [heads, BD] in WORK, normalised with NORMS, then rotated with ROTATES."""
-    b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)  # [heads, BD] each
-    if NORMS:
-        b_square = tl.sum(rounded_product(b_x, b_x), 1)  # [heads]
-        b_r = rsqrt(maths.divide(b_square, tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
-        b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]  # [heads, BD] each
-    if ROTATES:
-        b_x = b_x * b_cos[None, :] + b_y * b_sin[None, :]  # [heads, BD]
-    return b_x
 
 
 @triton.jit
@@ -235,7 +166,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     if i_split >= active:
         return
     b_q = prepared_heads(  # [BM, BD]
-        b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
+        b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, False, WORK, SIZE
     )  # fmt: skip
     b_operand = operand(b_q, TYPE)  # [BM, BD]
 
@@ -258,7 +189,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
 
     # Add the token's own key and value to the last part. No program of this launch reads them from memory.
     b_k = prepared_heads(  # [1, BD]
-        b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, WORK, SIZE
+        b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, False, WORK, SIZE
     )  # fmt: skip
     b_v = converted(b_value, WORK)  # [1, BD]
     o_own = length.to(tl.int64) * so_cache[3] + o_d[None, :] * so_cache[4]  # [1, BD]
@@ -390,6 +321,9 @@ def attention_step_into(
     qkv, lengths, *rest = (
         None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
     )
+    if tile is None and takes_blocks(qkv):
+        _launch_blocks(out, qkv, cache, lengths, *rest, scale=scale, window=window, eps=eps, early=early)
+        return
     # Choose the tile, and allocate the parts.
     pairs, work, most = batch * key_heads, work_type(qkv.dtype), largest_cluster(qkv)
     if tile is not None:
@@ -420,4 +354,25 @@ def attention_step_into(
         kernel, pairs * t.splits, out, parts, states, counters, qkv, cache, lengths, *rest, capacity,
         window or None, t.splits, float_argument(scale / math.log(2), work), float_argument(eps, work), cache.strides,
         HEADS=(key_heads, group, size), LAUNCH=(can_overlap(qkv), early, cluster), cluster=cluster, **constants,
+    )  # fmt: skip
+
+
+def takes_blocks(qkv: Array) -> bool:
+    """Return whether attention_step_blocks.py computes a step: for 2-byte floats under `genesis.exact`."""
+    return mode.exact and qkv.dtype.itemsize == 2
+
+
+def _launch_blocks(
+    out: Array, qkv: Array, cache: Array, lengths: Array, *rest: Array | None, scale: float, window: int, eps: float,
+    early: bool,
+) -> None:  # fmt: skip
+    """Launch the kernel of attention_step_blocks.py. `rest` is as in `attention_step_into`."""
+    _, batch, key_heads, capacity, size = cache.shape
+    group, padded = out.shape[1] // key_heads, padded_head_dim(size)
+    launch(
+        attention_step_blocks_kernel, batch * key_heads, out, qkv, cache, lengths, *rest, capacity, window or None,
+        float_argument(scale / math.log(2), float32), float_argument(eps, float32), cache.strides,
+        TYPE=TRITON[qkv.dtype.name], HEADS=(key_heads, group, size), STAGES=3 if padded <= 128 else 2,
+        TILE=(max(16, triton.next_power_of_2(group)), BLOCK, padded), LAUNCH=(can_overlap(qkv), early),
+        EXACT=mode.exact, num_warps=1,
     )  # fmt: skip

@@ -8,7 +8,8 @@ all of K, so nothing is combined afterwards. It lets the next kernel start at on
 the previous kernel ends, and then waits for it. `gemm/gemm.py` is for more rows and for everything else.
 
 Each result is one chain of float32 additions along K, in ascending steps of 16, and is rounded before the residual is
-added. So a row has the same bits whatever the other rows and the tile.
+added. So a row has the same bits whatever the other rows and the tile, and under `genesis.exact` fewer rows run here,
+too.
 
 Tiles: BM rows of x, BN rows of W (of gate and of up with SwiGLU), in steps of BK.
 """
@@ -130,11 +131,11 @@ def wide_rows_kernel(p_y, p_h, d_x, d_w, p_w, p_bias, p_residual, m, n, sw, sy, 
 
 def is_for_wide_rows(x: Array, *weights: Array) -> bool:
     """Return whether the kernel supports x·Wᵀ: 33 to 512 rows of 2-byte floats that TMA can load, outside of autograd,
-    on a GPU with wgmma.
+    on a GPU with wgmma. Under `genesis.exact` it takes fewer rows, too.
     """
     return (
         not mode.grad
-        and MAX_ROWS * x.shape[-1] < x.size <= WIDE_ROWS * x.shape[-1]
+        and (0 if mode.exact else MAX_ROWS * x.shape[-1]) < x.size <= WIDE_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16)
         and all(w.size and w.dtype is x.dtype and is_describable(w, w.shape, w.strides) for w in weights)
         and is_describable(x, (x.size // x.shape[-1], x.shape[-1]), (x.shape[-1], 1))

@@ -1,0 +1,178 @@
+"""The head of a generation step, and the draw from its float32 logits, which never reach memory.
+
+Plain reference: genesis/ops/sample_head.py: `sample_head`.
+
+The first kernel multiplies a tile of rows by a block of 128 classes and stores only the block's maximum and sum of
+exponentials for each row. The second kernel has one program a row. It draws a block in proportion to the sums, computes
+the logits of that block again, with the same chain along the width and thus the same bits, and draws one of its
+classes. For 64 rows that reads 8 % of the weight again, where logits in float32 would be written and read three times.
+
+Weights of classes are integers, which any order adds to the same sum.
+
+Tiles: BM rows, BN classes, BK elements along the width; TILES blocks of classes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from genesis.array import Array, empty
+from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.driver import is_interpreted
+from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
+from genesis.dtypes import bfloat16, float32
+from genesis.errors import ShapeError
+from genesis.kernels.decode.sample_parts import random_bits
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
+from genesis.kernels.elements import TRITON, as_matrix, converted
+from genesis.kernels.loss.lm_head import LN_2, LOG2_E
+from genesis.ops.elementwise import copy
+from genesis.ops.sample_head import BLOCK, unit_of
+from genesis.ops.shape import contiguous
+
+LOG2 = tl.constexpr(LOG2_E)
+
+
+@triton.jit
+def scales_of(temperature):
+    """Return log2(e) / temperature in float32, with 1 for a temperature of 0."""
+    temperature = converted(temperature, tl.float64)
+    temperature = tl.where(temperature == 0, temperature + 1, temperature)
+    return converted(tl.full(temperature.shape, LOG2, tl.float64) / temperature, tl.float32)
+
+
+@triton.jit
+def block_statistics(b_z):
+    """Return the maximum and Σ 2^(z - maximum) of each row of a block of logits [BM, BN] in powers of 2."""
+    b_max = tl.max(b_z, 1)  # [BM]
+    return b_max, tl.sum(tl.exp2(b_z - b_max[:, None]), 1)
+
+
+@triton.jit(do_not_specialize=["m", "n"])
+def head_blocks_kernel(p_max, p_sum, d_x, d_w, p_settings, m, n, settings_stride, K: tl.constexpr, DOT: tl.constexpr,
+                       OVERLAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Store the statistics of a block of classes for BM rows, [m, blocks] each."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    tiles_m, tiles_n = tl.cdiv(m, BM), tl.cdiv(n, BN)
+    i_m, i_n = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m
+    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
+    b_scale = scales_of(tl.load(p_settings + o_m * settings_stride, mask=o_m < m, other=1))  # [BM]
+    b_acc = tl.zeros((BM, BN), tl.float32)  # [BM, BN]
+    for i_k in range(0, K, BK):
+        b_x, b_w = converted(d_x.load([i_m * BM, i_k]), DOT), converted(d_w.load([i_n * BN, i_k]), DOT)
+        b_acc = tl.dot(b_x, b_w.T, b_acc, input_precision="ieee")  # [BM, BN]
+    b_z = tl.where((o_n < n)[None, :], b_acc * b_scale[:, None], -float("inf"))  # [BM, BN]
+    b_max, b_sum = block_statistics(b_z)
+    o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
+    tl.store(p_max + o_s, b_max, mask=o_m < m)
+    tl.store(p_sum + o_s, b_sum, mask=o_m < m)
+
+
+@triton.jit
+def block_logits(p_x, p_w, o_n, n, stride, K: tl.constexpr, DOT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Return the logits [BN] of a row x, with the bits that a tile of rows gives."""
+    o_row, o_k = tl.arange(0, 16), tl.arange(0, BK)  # [16], [BK]
+    b_acc = tl.zeros((16, BN), tl.float32)  # [16, BN], in whose first row the logits are
+    for i_k in range(0, K, BK):
+        m_k = i_k + o_k < K  # [BK]
+        b_x = tl.load(
+            p_x + o_row[:, None] * 0 + (i_k + o_k)[None, :], mask=(o_row == 0)[:, None] & m_k[None, :], other=0
+        )
+        p = p_w + o_n.to(tl.int64)[:, None] * stride + (i_k + o_k)[None, :]  # [BN, BK]
+        b_w = tl.load(p, mask=(o_n < n)[:, None] & m_k[None, :], other=0)  # [BN, BK]
+        b_acc = tl.dot(converted(b_x, DOT), converted(b_w, DOT).T, b_acc, input_precision="ieee")  # [16, BN]
+    return tl.sum(tl.where((o_row == 0)[:, None], b_acc, 0.0), 0)
+
+
+@triton.jit
+def weights_of(b_x, UNIT: tl.constexpr):
+    """Return numbers between 0 and 1 as integer weights."""
+    return converted(converted(b_x, tl.float64) * UNIT, tl.int64)
+
+
+@triton.jit
+def drawn_place(b_height, share):
+    """Return the first place whose cumulated weight exceeds a share of the total; that share; the weight before it."""
+    total = tl.max(b_height, 0)
+    target = tl.minimum(converted(share * converted(total, tl.float64), tl.int64), total - 1)
+    place = tl.sum((b_height <= target).to(tl.int32), 0)
+    before = tl.max(tl.where(b_height <= target, b_height, 0), 0)
+    return place, target, before
+
+
+@triton.jit(do_not_specialize=["n", "blocks"])
+def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_settings, n, blocks, sx, sw,
+                     settings_stride, UNIT: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
+                     TILES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Draw the token of a row from the statistics of its blocks, and store its log-probability."""
+    allow_next(OVERLAP)
+    wait_for_previous(OVERLAP)
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(p_settings + row * settings_stride)
+    scale, is_greedy = scales_of(temperature), temperature == 0
+    share = converted(random_bits(p_keys, row), tl.float64) * (2.0**-53)
+    # Choose a block.
+    o_t = tl.arange(0, TILES)  # [TILES]
+    m_t = o_t < blocks
+    b_max = tl.load(p_max + row * blocks + o_t, mask=m_t, other=-float("inf"))  # [TILES]
+    b_sum = tl.load(p_sum + row * blocks + o_t, mask=m_t, other=0)  # [TILES]
+    top = tl.max(b_max, 0)
+    b_part = tl.where(m_t, b_sum * tl.exp2(b_max - top), 0.0)  # [TILES]
+    whole = tl.sum(b_part, 0)
+    is_finite = (tl.abs(top) < float("inf")) & (whole < float("inf"))  # a NaN is in `whole`
+    b_weight = weights_of(tl.where(is_finite, b_part, 0.0), UNIT)  # [TILES]
+    b_height = tl.cumsum(b_weight, 0)  # [TILES]
+    block, target, before = drawn_place(b_height, share)
+    weight = tl.sum(tl.where(o_t == block, b_weight, 0), 0)
+    block = tl.where(is_greedy, tl.min(tl.where(b_max == top, o_t, TILES - 1), 0), block)
+    block = tl.minimum(block, blocks - 1)
+    # Choose a class of the block.
+    o_n = block * BN + tl.arange(0, BN)  # [BN]
+    b_z = block_logits(p_x + row * sx, p_w, o_n, n, sw, K, DOT, BN, BK) * scale  # [BN]
+    b_z = tl.where(o_n < n, b_z, -float("inf"))
+    best = tl.max(b_z, 0)
+    inside = (converted(target - before, tl.float64) + 0.5) / converted(tl.maximum(weight, 1), tl.float64)
+    b_weight = weights_of(tl.where(is_finite, tl.exp2(b_z - best), 0.0), UNIT)  # [BN]
+    at, _, _ = drawn_place(tl.cumsum(b_weight, 0), inside)
+    at = tl.where(is_greedy, tl.min(tl.where(b_z == best, tl.arange(0, BN), BN - 1), 0), at)
+    token = tl.minimum(block * BN + at, n - 1)
+    z = tl.max(tl.where(o_n == token, b_z, -float("inf")), 0)
+    tl.store(p_tokens + row, tl.where(is_finite, token, -1).to(tl.int64))
+    log_prob = (z - top) * LN_2 - tl.log(whole)
+    tl.store(p_log_probs + row, tl.where(is_finite, log_prob, float("nan")))
+
+
+@cuda_impl("sample_head")
+def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Array, settings: Array) -> None:
+    (rows, k), classes = hidden.shape, weight.shape[0]
+    if not rows:
+        return
+    if k * hidden.dtype.itemsize % 16:
+        what = f"sample_head: rows of {k} values in {hidden.dtype}; the CUDA kernel needs multiples of 16 bytes"
+        raise ShapeError(what, next="use a multiple of 8 values")
+    hidden, weight, keys, settings = _aligned(hidden), _aligned(weight), contiguous(keys), contiguous(settings)
+    blocks = triton.cdiv(classes, BLOCK)
+    statistics = [empty((rows, blocks), float32, hidden.device) for _ in range(2)]
+    bm, bk, kind = 64, 64 if hidden.dtype.itemsize == 2 else 32, hidden.dtype
+    kind = float32 if is_interpreted() and kind is bfloat16 else kind
+    common = {"K": k, "DOT": TRITON[kind.name], "OVERLAP": can_overlap(hidden), "BN": BLOCK, "BK": bk, "num_warps": 4}
+    launch(
+        head_blocks_kernel, triton.cdiv(rows, bm) * blocks, *statistics,
+        Descriptor(hidden, hidden.shape, hidden.strides, (bm, bk)),
+        Descriptor(weight, weight.shape, weight.strides, (BLOCK, bk)), settings, rows, classes, settings.strides[0],
+        BM=bm, num_stages=4, **common,
+    )  # fmt: skip
+    launch(
+        head_draw_kernel, rows, *out, *statistics, hidden, weight, keys, settings, classes, blocks, hidden.strides[0],
+        weight.strides[0], settings.strides[0], UNIT=unit_of(classes), TILES=triton.next_power_of_2(blocks),
+        num_stages=3, **common,
+    )  # fmt: skip
+
+
+def _aligned(x: Array) -> Array:
+    """Return a contiguous matrix that TMA can address: a copy if x is not."""
+    x = as_matrix(contiguous(x))
+    return x if is_describable(x, x.shape, x.strides) else copy(x)

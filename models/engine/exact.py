@@ -1,0 +1,57 @@
+"""What exact generation allows: models, devices and sampling whose bits the forward pass of training repeats.
+
+docs/decisions/0014-exact.md states the order of every sum.
+"""
+
+from __future__ import annotations
+
+from genesis import cuda
+from genesis.dtypes import bfloat16
+from genesis.errors import DeviceError, ModelError, UsageError
+from genesis.nn.quantized import QuantizedLinear
+from genesis_models.blocks import CausalLM
+from genesis_models.engine.sampling import Sampling
+
+CAPABILITY = 9  # major compute capability whose tensor cores add as docs/decisions/0014-exact.md says
+
+
+def check_model(model: CausalLM, cache: str = "auto") -> None:
+    """Check that a model generates exactly.
+
+    Args:
+        cache: dtype of keys and values, as in `DeviceEngine`.
+
+    Raises:
+        UsageError: the cache has 8 bits.
+        ModelError: the weights have 8 bits, or are not bfloat16.
+        DeviceError: the model is not on a GPU of compute capability 9.
+    """
+    weight = model.model.embed_tokens.weight
+    if not weight.is_cuda:
+        what = f"exact generation on {weight.device}: numpy's matmuls add in an order that depends on their sizes"
+        raise DeviceError(what, next="use an H100 or H200 (--device cuda), or generate without exact")
+    major, minor = cuda.get_device_capability(weight.device)
+    if major != CAPABILITY:
+        what = f"exact generation on a GPU of compute capability {major}.{minor}, expected {CAPABILITY}.x"
+        raise DeviceError(what, next="use an H100 or H200, or generate without exact")
+    if cache != "auto":
+        raise UsageError(f"exact generation with a KV cache in {cache}", next="leave the cache at auto")
+    quantized = [name for name, each in model.named_modules() if isinstance(each, QuantizedLinear)]
+    if quantized:
+        what = f"exact generation with 8-bit weights, which training does not have: {quantized[0]}"
+        raise ModelError(what, next="load the model in bfloat16 (--dtype bfloat16)")
+    if weight.dtype is not bfloat16:
+        raise ModelError(f"exact generation in {weight.dtype.name}", next="load the model in bfloat16")
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Check that tokens are drawn from the distribution whose log-probability is reported.
+
+    Raises:
+        UsageError: a setting other than the temperature changes the distribution.
+    """
+    plain = Sampling(sampling.temperature, seed=sampling.seed)
+    for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
+        value = getattr(sampling, name)
+        if value not in (None, getattr(plain, name)) and not (name == "top_p" and value == 1):
+            raise UsageError(f"exact generation with {name} {value}", next=f"leave {name} out")

@@ -1,0 +1,99 @@
+"""Exact generation on the interpreter: the same bits of tokens and log-probabilities alone, together, in chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import genesis_models
+from genesis.errors import DeviceError, ModelError, UsageError
+from genesis_models.engine import Request, Sampling, device_rows
+from genesis_models.engine.device import DeviceEngine
+from genesis_models.engine.device_cache import DeviceCache
+from genesis_models.weights import quantize
+
+TINY = {
+    "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+    "tie_word_embeddings": True, "initializer_range": 0.3,
+}  # fmt: skip
+Drawn = list[list[tuple[int | None, float | None]]]
+
+
+def tiny(device: str = "cuda", dtype: str = "bfloat16", **changes: Any) -> genesis_models.CausalLM:
+    return genesis_models.build(TINY | changes, seed=1, device=device, dtype=dtype)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 300, n).tolist() for n in lengths]
+
+
+def drawn(model: genesis_models.CausalLM, requests: list[Request], rows: int, chunk: int = 2048) -> Drawn:
+    engine = DeviceEngine(model, rows=rows, capacity=256, log_probs=True, chunk=chunk, exact=True)
+    found: Drawn = [[] for _ in requests]
+    for token in engine.run(requests):
+        found[token.request].append((token.id, token.log_prob))
+    return found
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> genesis_models.CausalLM:
+    monkeypatch.setattr(device_rows, "captured", lambda step, device: step)
+    return tiny()
+
+
+def test_a_sequence_alone_with_others_and_in_chunks(model: genesis_models.CausalLM) -> None:
+    """Also prompts that several rows share, and a row that is filled again."""
+    first, second, third = prompts(1, 70, 130)
+    requests = [Request(ids, Sampling(0.9, seed=5), 3, sequence=i) for i, ids in enumerate((first, second, third))]
+    requests += [Request(second, Sampling(0.9, seed=5), 3, sequence=3), requests[0]]
+    alone = drawn(model, requests, 1)
+    assert drawn(model, requests, 4, chunk=100) == alone
+    assert alone[0] == alone[4]
+    assert alone[1] != alone[3]  # the same prompt with other random numbers
+
+
+def test_a_prompt_passes_once(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[list[int]] = []
+    take_over = DeviceCache.take_over
+
+    def spied(self: DeviceCache, documents: Any, *rest: Any) -> None:
+        taken.append([len(each.rows) for each in documents])
+        take_over(self, documents, *rest)
+
+    monkeypatch.setattr(DeviceCache, "take_over", spied)
+    first, second = prompts(5, 9)
+    requests = [Request(ids, Sampling(0.9), 2, sequence=i) for i, ids in enumerate((first, second, first, first))]
+    found = drawn(model, requests, 2)
+    assert taken == [[1, 1]]  # the rows that are filled again copy the first row's
+    taken.clear()
+    assert drawn(model, requests, 4) == found
+    assert taken == [[3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"cache": "fp8"}, UsageError, "KV cache in fp8"),
+        ({"model": "int8"}, ModelError, "8-bit weights"),
+        ({"model": "float32"}, ModelError, "in float32"),
+        ({"model": "cpu"}, DeviceError, "on cpu"),
+    ],
+)
+def test_what_is_refused(change: dict[str, str], kind: type[Exception], text: str) -> None:
+    which = change.get("model", "bfloat16")
+    model = tiny("cpu" if which == "cpu" else "cuda", "float32" if which == "float32" else "bfloat16")
+    if which == "int8":
+        quantize(model, "int8")
+    with pytest.raises(kind, match=text):
+        DeviceEngine(model, rows=1, capacity=16, cache=change.get("cache", "auto"), exact=True)
+
+
+@pytest.mark.parametrize("change", [{"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.1}])
+def test_filters_are_refused(change: dict[str, Any]) -> None:
+    engine = DeviceEngine(tiny(), rows=1, capacity=16, exact=True)
+    with pytest.raises(UsageError, match=next(iter(change))):
+        list(engine.run([Request([1], Sampling(1.0, **change), 2)]))
