@@ -10,8 +10,9 @@ import pytest
 import genesis_models
 from genesis.errors import DeviceError, ModelError, UsageError
 from genesis_models.engine import Request, Sampling, device_rows
+from genesis_models.engine.comparison import compare, first_layer
 from genesis_models.engine.device import DeviceEngine
-from genesis_models.engine.device_cache import DeviceCache
+from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.weights import quantize
 
 TINY = {
@@ -47,13 +48,38 @@ def model(monkeypatch: pytest.MonkeyPatch) -> genesis_models.CausalLM:
 
 def test_a_sequence_alone_with_others_and_in_chunks(model: genesis_models.CausalLM) -> None:
     """Also prompts that several rows share, and a row that is filled again."""
-    first, second, third = prompts(1, 70, 130)
-    requests = [Request(ids, Sampling(0.9, seed=5), 3, sequence=i) for i, ids in enumerate((first, second, third))]
-    requests += [Request(second, Sampling(0.9, seed=5), 3, sequence=3), requests[0]]
+    first, second = prompts(1, 130)
+    requests = [Request(ids, Sampling(0.9, seed=5), 2, sequence=i) for i, ids in enumerate((first, second))]
+    requests += [Request(second, Sampling(0.9, seed=5), 2, sequence=3), requests[0]]
     alone = drawn(model, requests, 1)
-    assert drawn(model, requests, 4, chunk=100) == alone
-    assert alone[0] == alone[4]
-    assert alone[1] != alone[3]  # the same prompt with other random numbers
+    assert drawn(model, requests, 3, chunk=100) == alone
+    assert alone[0] == alone[3]
+    assert alone[1] != alone[2]  # the same prompt with other random numbers
+
+
+def test_the_forward_pass_of_training_gives_the_same_bits(model: genesis_models.CausalLM) -> None:
+    """One packed row, aligned, against steps and passes of prompts."""
+    requests = [Request(ids, Sampling(0.9, seed=5), 2, sequence=i) for i, ids in enumerate(prompts(1, 70))]
+    found = compare(model, requests, 2)
+    assert (found.tokens, found.differing, found.first) == (4, 0, None)
+    assert first_layer(model, requests[1], found.drawn[1], 1) is None
+
+
+def test_a_difference_is_found_with_its_layer(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that see another value in the second layer."""
+    attention_packed = StepCache.attention_packed
+
+    def changed(self: StepCache, qkv: Any, form: Any, starts: Any, tables: Any) -> Any:
+        return attention_packed(self, qkv * 1.01 if form.layer == 1 else qkv, form, starts, tables)
+
+    monkeypatch.setattr(StepCache, "attention_packed", changed)
+    requests = [Request(ids, Sampling(0.0), 2, sequence=i) for i, ids in enumerate(prompts(3, 5))]
+    found = compare(model, requests, 2)
+    assert found.first is not None
+    assert (found.tokens, found.first.request, found.first.token) == (4, 0, 0)
+    assert found.differing > 0
+    assert found.first.drawn != found.first.scored
+    assert first_layer(model, requests[0], found.drawn[0], 0) == 1
 
 
 def test_a_prompt_passes_once(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from genesis.kernels import maths
 from genesis.kernels.attention.common import operand
 from genesis.kernels.elements import converted
 from genesis.kernels.maths import rounded_product
-from genesis.kernels.norm.norm import rsqrt
+from genesis.kernels.norm.norm import row_sum, rsqrt
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def prepared_heads(b_x, b_y, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS: tl.conste
     b_x, b_y = converted(b_x, WORK), converted(b_y, WORK)  # [heads, BD] each
     if NORMS:
         b_square = rounded_product(b_x, b_x)  # [heads, BD]
-        b_square = tl.sum(b_square, 1)  # [heads]
+        b_square = row_sum(b_square, EXACT)  # [heads]
         b_r = rsqrt(maths.divide(b_square, tl.full((1,), SIZE, WORK)), eps)[:, None]  # [heads, 1]
         b_x, b_y = b_x * b_r * b_w[None, :], b_y * b_r * b_w_pairs[None, :]  # [heads, BD] each
     if ROTATES:

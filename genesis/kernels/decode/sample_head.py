@@ -27,7 +27,7 @@ from genesis.errors import ShapeError
 from genesis.kernels.decode.sample_parts import random_bits
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import TRITON, as_matrix, converted
-from genesis.kernels.loss.lm_head import LN_2, LOG2_E
+from genesis.kernels.loss.lm_head import LOG2_E, log_prob, row_lse, tile_statistics
 from genesis.ops.elementwise import copy
 from genesis.ops.sample_head import BLOCK, unit_of
 from genesis.ops.shape import contiguous
@@ -41,13 +41,6 @@ def scales_of(temperature):
     temperature = converted(temperature, tl.float64)
     temperature = tl.where(temperature == 0, temperature + 1, temperature)
     return converted(tl.full(temperature.shape, LOG2, tl.float64) / temperature, tl.float32)
-
-
-@triton.jit
-def block_statistics(b_z):
-    """Return the maximum and Σ 2^(z - maximum) of each row of a block of logits [BM, BN] in powers of 2."""
-    b_max = tl.max(b_z, 1)  # [BM]
-    return b_max, tl.sum(tl.exp2(b_z - b_max[:, None]), 1)
 
 
 @triton.jit(do_not_specialize=["m", "n"])
@@ -64,8 +57,8 @@ def head_blocks_kernel(p_max, p_sum, d_x, d_w, p_settings, m, n, settings_stride
     for i_k in range(0, K, BK):
         b_x, b_w = converted(d_x.load([i_m * BM, i_k]), DOT), converted(d_w.load([i_n * BN, i_k]), DOT)
         b_acc = tl.dot(b_x, b_w.T, b_acc, input_precision="ieee")  # [BM, BN]
-    b_z = tl.where((o_n < n)[None, :], b_acc * b_scale[:, None], -float("inf"))  # [BM, BN]
-    b_max, b_sum = block_statistics(b_z)
+    b_acc = tl.where((o_n < n)[None, :], b_acc, -float("inf"))  # [BM, BN]
+    b_max, _, b_sum = tile_statistics(b_acc, b_scale[:, None])  # [BM] each
     o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
     tl.store(p_max + o_s, b_max, mask=o_m < m)
     tl.store(p_sum + o_s, b_sum, mask=o_m < m)
@@ -119,10 +112,9 @@ def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_se
     m_t = o_t < blocks
     b_max = tl.load(p_max + row * blocks + o_t, mask=m_t, other=-float("inf"))  # [TILES]
     b_sum = tl.load(p_sum + row * blocks + o_t, mask=m_t, other=0)  # [TILES]
-    top = tl.max(b_max, 0)
-    b_part = tl.where(m_t, b_sum * tl.exp2(b_max - top), 0.0)  # [TILES]
-    whole = tl.sum(b_part, 0)
-    is_finite = (tl.abs(top) < float("inf")) & (whole < float("inf"))  # a NaN is in `whole`
+    top, total, _ = row_lse(p_max + row * blocks, p_sum + row * blocks, -1, blocks, scale, TILES)
+    is_finite = (tl.abs(top) < float("inf")) & (total < float("inf"))  # a NaN is in `total`
+    b_part = tl.where(m_t, b_sum * tl.exp2((b_max - top) * scale), 0.0)  # [TILES]
     b_weight = weights_of(tl.where(is_finite, b_part, 0.0), UNIT)  # [TILES]
     b_height = tl.cumsum(b_weight, 0)  # [TILES]
     block, target, before = drawn_place(b_height, share)
@@ -131,18 +123,17 @@ def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_se
     block = tl.minimum(block, blocks - 1)
     # Choose a class of the block.
     o_n = block * BN + tl.arange(0, BN)  # [BN]
-    b_z = block_logits(p_x + row * sx, p_w, o_n, n, sw, K, DOT, BN, BK) * scale  # [BN]
-    b_z = tl.where(o_n < n, b_z, -float("inf"))
-    best = tl.max(b_z, 0)
+    b_x = block_logits(p_x + row * sx, p_w, o_n, n, sw, K, DOT, BN, BK)  # [BN]
+    b_x = tl.where(o_n < n, b_x, -float("inf"))
+    best = tl.max(b_x, 0)
     inside = (converted(target - before, tl.float64) + 0.5) / converted(tl.maximum(weight, 1), tl.float64)
-    b_weight = weights_of(tl.where(is_finite, tl.exp2(b_z - best), 0.0), UNIT)  # [BN]
+    b_weight = weights_of(tl.where(is_finite, tl.exp2((b_x - best) * scale), 0.0), UNIT)  # [BN]
     at, _, _ = drawn_place(tl.cumsum(b_weight, 0), inside)
-    at = tl.where(is_greedy, tl.min(tl.where(b_z == best, tl.arange(0, BN), BN - 1), 0), at)
+    at = tl.where(is_greedy, tl.min(tl.where(b_x == best, tl.arange(0, BN), BN - 1), 0), at)
     token = tl.minimum(block * BN + at, n - 1)
-    z = tl.max(tl.where(o_n == token, b_z, -float("inf")), 0)
+    logit = tl.max(tl.where(o_n == token, b_x, -float("inf")), 0)
     tl.store(p_tokens + row, tl.where(is_finite, token, -1).to(tl.int64))
-    log_prob = (z - top) * LN_2 - tl.log(whole)
-    tl.store(p_log_probs + row, tl.where(is_finite, log_prob, float("nan")))
+    tl.store(p_log_probs + row, tl.where(is_finite, log_prob(logit, top, total, scale), float("nan")))
 
 
 @cuda_impl("sample_head")
