@@ -10,7 +10,18 @@ import typer
 from genesis.errors import ModelError, UsageError
 from genesis.files.atomic import write_file
 from genesis.files.boundary import fitting
-from genesis_cli.options import Base, Device, Dtype, Folder, settings, weight_dtype
+from genesis_cli.options import (
+    Base,
+    Device,
+    Dtype,
+    Exact,
+    Folder,
+    Seed,
+    Temperature,
+    given_drawing,
+    settings,
+    weight_dtype,
+)
 
 
 def evaluate(
@@ -50,6 +61,20 @@ def evaluate(
             "--template", metavar="NAME", help="Chat template: chatml, or a file.  [default: the model's own]"
         ),
     ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option("--prompts", metavar="FILE", help="JSONL prompts for --check-exact, as for generate."),
+    ] = None,
+    check_exact: Annotated[
+        bool,
+        typer.Option("--check-exact", help="Compare exact generation with training's forward pass, bit by bit."),
+    ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="With --check-exact, name the first layer that differs.")
+    ] = False,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    exact: Exact = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail at a question that exceeds the context, instead of cutting it.")
     ] = False,
@@ -60,7 +85,8 @@ def evaluate(
 ) -> None:
     """Measure the model in FOLDER on data or on questions.
 
-    Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions the accuracy.
+    Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions the accuracy. With
+    --check-exact it prints how many log-probabilities of drawn tokens differ between generation and training.
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
@@ -69,16 +95,29 @@ def evaluate(
     kind = weight_dtype(dtype, quantized=True)
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
-    if not data and task is None:
+    if check_exact != (prompts is not None):
+        what = "--check-exact needs --prompts" if check_exact else "--prompts needs --check-exact"
+        raise UsageError(what, where="command line", next="give both")
+    if not data and task is None and not check_exact:
         raise UsageError("neither data nor a task is given", where="command line", next="give --data or --task")
+    if exact and task is not None:
+        raise UsageError("--exact measures data, not a task", where="--exact", next="leave --task out")
     from genesis_cli import session
+
+    if prompts is not None:
+        run |= settings(TrainConfig, seed=("--seed", seed))
+        heat = given_drawing(temperature=temperature).get("temperature")
+        how = {"max_tokens": drawing["sample_tokens"], "seed": run["seed"], "temperature": heat, "layers": layers}
+        with fitting(ModelError, "running the model", folder):
+            print(session.check_exact(folder, prompts, **how, device=run["device"], dtype=kind, base=base))
+        return
 
     found: dict[str, float | int] = {}
     asked: dict[str, object] = {}
     model: dict[str, Any] = {"dtype": kind, "base": base, "template": template}
     with fitting(ModelError, "running the model", folder):
         if data:
-            found |= session.evaluate(folder, data, seq_len=seq_len, **run, **model)
+            found |= session.evaluate(folder, data, seq_len=seq_len, exact=exact, **run, **model)
         if task is not None:
             how = {"match": match, "max_tokens": drawing["sample_tokens"], "stop": stop or []}
             more, rows = session.evaluate_task(folder, task, **how, device=run["device"], strict=strict, **model)

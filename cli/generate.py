@@ -61,6 +61,7 @@ def generate(
     device: options.Device = None,
     dtype: options.Dtype = None,
     kv_cache: options.KvCache = "auto",
+    exact: options.Exact = False,
     special: Special = False,
     no_stream: NoStream = False,
 ) -> None:
@@ -97,6 +98,7 @@ def generate(
             **drawing,
             dtype=kind,
             kv_cache=cache,
+            exact=exact,
             base=base,
             special=special,
             prompts=prompts,

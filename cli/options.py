@@ -50,6 +50,10 @@ Dtype = Annotated[
         help="Weight type: auto, fp32, bf16, fp16, fp8 or int8.  [default: the folder's on a GPU, fp32 on the CPU]",
     ),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Use the bits of training's forward pass; bf16 on an H100 or H200, without filters."),
+]
 
 # Options of the commands that measure.
 MeasuredDevice = Annotated[str, typer.Option("--device", metavar="DEVICE", help="Device: auto, cpu, cuda or cuda:N.")]

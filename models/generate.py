@@ -19,6 +19,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
 from genesis_models.engine import Engine, Finish, Piece, Request, Sampling, continue_texts, length_of
 from genesis_models.engine.engine import check_prompt
+from genesis_models.engine.exact import check_model
 
 if TYPE_CHECKING:
     from genesis_models.engine.device import DeviceEngine
@@ -242,6 +243,7 @@ def engine_for(
     rows: int | None = None,
     log_probs: bool = False,
     cache: Literal["auto", "fp8"] = "auto",
+    exact: bool = False,
 ) -> Engine | DeviceEngine:
     """Return an engine for these requests on the model's device.
 
@@ -249,17 +251,20 @@ def engine_for(
         rows: the most concurrent sequences; None chooses a number for the device.
         log_probs: whether tokens have their log-probability.
         cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3) on a GPU.
+        exact: draw with the bits that the forward pass of training gives (`DeviceEngine`).
 
     Raises:
-        UsageError: an fp8 cache on the CPU.
+        UsageError: an fp8 cache on the CPU. Errors of `check_model` with `exact`.
     """
     capacity = max([length_of(model, request) for request in requests], default=1)
     most, on_host = max(1, len(requests)), model.model.embed_tokens.weight.device == CPU
     rows = min(rows or (ROWS if on_host else GPU_ROWS), most)
+    if exact:
+        check_model(model, cache)
     if on_host:
         if cache != "auto":
             raise UsageError(f"the KV cache is {cache} on the CPU", next="leave it at auto, or use a GPU")
         return Engine(model, rows=rows, capacity=capacity, log_probs=log_probs)
     from genesis_models.engine.device import DeviceEngine
 
-    return DeviceEngine(model, rows=rows, capacity=capacity, log_probs=log_probs, cache=cache)
+    return DeviceEngine(model, rows=rows, capacity=capacity, log_probs=log_probs, cache=cache, exact=exact)

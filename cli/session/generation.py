@@ -25,9 +25,11 @@ from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened, template_folder
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
+from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
 from genesis_models.engine import Piece, Request, Sampling, continue_texts
 from genesis_models.engine.engine import check_prompt
+from genesis_models.engine.exact import filters
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource
 
@@ -160,6 +162,7 @@ def generate(
     device: str,
     dtype: str,
     kv_cache: Literal["auto", "fp8"] = "auto",
+    exact: bool = False,
     base: str | None = None,
     special: bool = False,
     prompts: str | None = None,
@@ -173,6 +176,7 @@ def generate(
 
     Args:
         kv_cache: dtype of keys and values, as in `engine_for`.
+        exact: draw with the bits of the forward pass of training, from the whole distribution.
         base: folder of an adapter's base, instead of the one that the adapter names.
         special: show special tokens, and parse those in a text prompt; otherwise a warning names one.
         prompts: JSONL file of prompts. The pieces are then lines of JSON in its order, each as soon as it and those
@@ -192,27 +196,47 @@ def generate(
         if system is not None:
             asked = [each.with_system(system) for each in asked]
         source = found_source(folder, base)
-        sampling = chosen_sampling(source, drawing, seed, Output(sys.stderr))
+        sampling = chosen_sampling(source, drawing, seed, Output(sys.stderr), exact)
         model, tokenizer = opened(source, resolve_device(device), dtype)
-        ids, ends = _encoded(asked, source, tokenizer, special)
-        requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
-        for each, request in zip(asked, requests, strict=True):
-            try:
-                check_prompt(model, request.ids)
-            except GenesisError as error:
-                error.where = error.where or each.where
-                raise
-        engine = engine_for(model, requests, cache=kv_cache)
+        requests = requests_of(model, asked, source, tokenizer, sampling, max_tokens, special)
+        engine = engine_for(model, requests, cache=kv_cache, exact=exact)
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
         is_chat = not any(isinstance(each.record, str) for each in asked)
         pieces = _timed(found, tell or Output(sys.stderr).line, is_chat)
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
 
 
-def chosen_sampling(source: ModelSource, drawing: Mapping[str, Any], seed: int, console: Output) -> Sampling:
+def requests_of(
+    model: CausalLM, asked: Sequence[Prompt], source: ModelSource, tokenizer: Tokenizer, sampling: Sampling,
+    max_tokens: int, special: bool = False,
+) -> list[Request]:  # fmt: skip
+    """Return a request for each prompt. Raises: GenesisError: a prompt cannot be continued; it names its place."""
+    ids, ends = _encoded(asked, source, tokenizer, special)
+    requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
+    for each, request in zip(asked, requests, strict=True):
+        try:
+            check_prompt(model, request.ids)
+        except GenesisError as error:
+            error.where = error.where or each.where
+            raise
+    return requests
+
+
+def chosen_sampling(
+    source: ModelSource, drawing: Mapping[str, Any], seed: int, console: Output, exact: bool = False
+) -> Sampling:
     """Return the sampling settings: from `drawing` by the names of `Sampling`, then from the model's
     generation_config.json (which a line reports), then from the schema's defaults.
+
+    Args:
+        exact: leave filters out that `drawing` does not name, because exact generation has none.
     """
+    if exact:
+        own = file_drawing(source.folders)
+        if found := [name for name in filters(own) if name not in drawing]:
+            console.line(f"exact: {', '.join(found)} of generation_config.json not applied")
+        temperature = own.get("temperature", EvalConfig().temperature)
+        return Sampling(**{"temperature": temperature, **drawing}, seed=seed).check()
     if (line := drawing_line(source.folders, drawing)) is not None:
         console.line(line)
     defaults = EvalConfig().model_dump(include={"temperature", "top_k", "top_p"})

@@ -34,6 +34,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, stop_ids
 from genesis_models.engine import Piece, Request, continue_texts
 from genesis_models.engine.engine import check_prompt, length_of
+from genesis_models.engine.exact import check_model
 from genesis_models.engine.text import Runner
 from genesis_models.folder import load_source, read_config
 from genesis_models.generate import engine_for
@@ -98,15 +99,18 @@ def evaluate(
     dtype: str,
     base: str | None = None,
     template: str | None = None,
+    exact: bool = False,
 ) -> dict[str, float | int]:
     """Return the metrics of the model in `folder` on `sources` (`Evaluation.metrics`); no sample attends to another.
 
     Conversations become samples by `template` (`chatml`, a file or a folder), by default the folder's own; only the
-    assistant's messages are measured.
+    assistant's messages are measured. `exact` sums in the order of docs/decisions/0014-exact.md.
     """
     # Open the model, and check the options.
     source, where = found_source(folder, base), resolve_device(device)
     model, tokenizer = opened(source, where, dtype)
+    if exact:
+        check_model(model)
     longest = model.config.packed_length
     length = min(LONGEST_EVAL, longest) if seq_len is None else seq_len
     if length > longest:
@@ -116,7 +120,7 @@ def evaluate(
     data = DataConfig(train=[STDLIB], template=template)  # provides the other defaults
     # Prepare the data, and report warnings about them.
     console = Output(sys.stderr)
-    with temporary_folder() as cache, stages(console) as progress:
+    with ExitStack() as stack, temporary_folder() as cache, stages(console) as progress:
         held_out = prepare_held_out(
             sources=sources,
             tokenizer=tokenizer,
@@ -138,6 +142,7 @@ def evaluate(
         next = "train the model on such texts: its embedding grows"
         check_rows([held_out.tokens], tokenizer, model.config, "--data", next)
         # Measure the loss.
+        stack.enter_context(genesis.exact(exact))
         found = measure(
             NextTokens(),
             model,

@@ -5,6 +5,10 @@ docs/decisions/0014-exact.md states the order of every sum.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
 from genesis import cuda
 from genesis.dtypes import bfloat16
 from genesis.errors import DeviceError, ModelError, UsageError
@@ -44,14 +48,17 @@ def check_model(model: CausalLM, cache: str = "auto") -> None:
         raise ModelError(f"exact generation in {weight.dtype.name}", next="load the model in bfloat16")
 
 
+def filters(settings: Mapping[str, Any]) -> list[str]:
+    """Return the names of sampling settings that change the distribution and are not the temperature."""
+    plain = {"top_k": None, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+    return [name for name, value in plain.items() if settings.get(name) not in (None, value)]
+
+
 def check_sampling(sampling: Sampling) -> None:
     """Check that tokens are drawn from the distribution whose log-probability is reported.
 
     Raises:
         UsageError: a setting other than the temperature changes the distribution.
     """
-    plain = Sampling(sampling.temperature, seed=sampling.seed)
-    for name in ("top_k", "top_p", "min_p", "repetition_penalty"):
-        value = getattr(sampling, name)
-        if value not in (None, getattr(plain, name)) and not (name == "top_p" and value == 1):
-            raise UsageError(f"exact generation with {name} {value}", next=f"leave {name} out")
+    for name in filters(asdict(sampling)):
+        raise UsageError(f"exact generation with {name} {getattr(sampling, name)}", next=f"leave {name} out")

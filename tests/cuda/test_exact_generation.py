@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import genesis_models
-from genesis.errors import DeviceError, ModelError, UsageError
+from genesis.data.tokenizer import train_bpe
+from genesis.errors import DeviceError, ModelError, NumericError, UsageError
+from genesis_cli.session.exactness import check_exact
+from genesis_cli.session.generation import generate
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.comparison import compare, first_layer
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.weights import quantize
+from tests.cli.command import printed
 
 TINY = {
     "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -123,3 +128,41 @@ def test_filters_are_refused(change: dict[str, Any]) -> None:
     engine = DeviceEngine(tiny(), rows=1, capacity=16, exact=True)
     with pytest.raises(UsageError, match=next(iter(change))):
         list(engine.run([Request([1], Sampling(1.0, **change), 2)]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "model"
+    tokenizer = train_bpe(["some words to learn, and more words to learn"], vocab_size=262)
+    genesis_models.save(tiny("cpu"), folder, tokenizer=tokenizer)
+    (folder / "generation_config.json").write_text('{"top_k": 5, "temperature": 0.7}')
+    return folder
+
+
+def test_the_command_counts_and_names_what_differs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(device_rows, "captured", lambda step, device: step)
+    asked = tmp_path / "prompts.jsonl"
+    asked.write_text('{"prompt": "w"}\n')
+    how: dict[str, Any] = {"max_tokens": 2, "seed": 0, "temperature": None, "layers": True}
+    how |= {"device": "cuda", "dtype": "auto"}
+    assert check_exact(str(folder), str(asked), **how) == "mismatch 0 of 2 tokens"
+    assert "exact: top_k of generation_config.json not applied" in capsys.readouterr().err
+    attention_packed = StepCache.attention_packed
+
+    def changed(self: StepCache, qkv: Any, *rest: Any) -> Any:
+        return attention_packed(self, qkv * 1.01, *rest)
+
+    monkeypatch.setattr(StepCache, "attention_packed", changed)
+    with pytest.raises(NumericError, match=r"mismatch 2 of 2 tokens; .* from layer 0 on") as found:
+        check_exact(str(folder), str(asked), **how)
+    assert found.value.where == f"{asked}:1, token 1"
+
+
+def test_on_the_cpu_the_commands_say_why_not(folder: Path) -> None:
+    how: dict[str, Any] = {"max_tokens": 2, "seed": 0, "device": "cpu", "dtype": "auto"}
+    with pytest.raises(DeviceError, match="exact generation on cpu"):
+        list(generate(str(folder), "words", exact=True, **how))
+    assert printed("eval", str(folder), "--check-exact")[0] == 2
+    assert printed("eval", str(folder), "--exact", "--data", str(folder), "--device", "cpu")[0] == 6
