@@ -27,7 +27,8 @@ from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
-from genesis_models.engine import Piece, Request, Sampling, continue_texts
+from genesis_models.engine import Engine, Piece, Request, Sampling, continue_texts
+from genesis_models.engine.device import DeviceEngine
 from genesis_models.engine.engine import check_prompt
 from genesis_models.engine.exact import filters
 from genesis_models.generate import engine_for
@@ -202,7 +203,8 @@ def generate(
         engine = engine_for(model, requests, cache=kv_cache, exact=exact)
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
         is_chat = not any(isinstance(each.record, str) for each in asked)
-        pieces = _timed(found, tell or Output(sys.stderr).line, is_chat)
+        say = tell or Output(sys.stderr).line
+        pieces = _timed(_told_width(found, engine, say), say, is_chat)
     return _phrased(as_lines(pieces, asked) if prompts is not None else (piece.text for piece in pieces))
 
 
@@ -270,6 +272,14 @@ def _encoded(
 def _phrased(pieces: Iterator[str]) -> Iterator[str]:
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         yield from pieces
+
+
+def _told_width(pieces: Iterator[Piece], engine: Engine | DeviceEngine, tell: Callable[[str], None]) -> Iterator[Piece]:
+    """Yield `pieces`, then tell if memory held fewer sequences than the engine asked for."""
+    yield from pieces
+    if isinstance(engine, DeviceEngine) and engine.width < engine.rows:
+        held = f"memory held {engine.width} of {engine.rows} sequences at a time"
+        tell(f"{held}; --kv-cache fp8 or a lower --max-tokens holds more")
 
 
 def _timed(pieces: Iterator[Piece], tell: Callable[[str], None], is_chat: bool) -> Iterator[Piece]:

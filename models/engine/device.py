@@ -218,6 +218,9 @@ class DeviceEngine:
         exact: draw tokens and compute log-probabilities with the bits that the forward pass of training gives
             (docs/decisions/0014-exact.md). Requests must not filter or penalize tokens.
 
+    Attributes:
+        width: sequences that ran at once in the last run: `rows`, or as many as memory held.
+
     Raises:
         UsageError, DeviceError, ModelError: another cache, or `exact` with a model or GPU that does not allow it.
     """
@@ -240,6 +243,7 @@ class DeviceEngine:
         self._exact = exact
         self.model, self.log_probs, self._chunk = model, log_probs, chunk
         self.rows, self.capacity, self._cache = rows, capacity, cache
+        self.width = rows
         self._held: DeviceRows | None = None
         self._sequences: list[_Sequence | None] = []  # by row
         self._live: dict[int, _Sequence] = {}  # sequences that have not ended, by request number
@@ -255,7 +259,8 @@ class DeviceEngine:
             form = (self.rows, self.capacity, self.log_probs, self._cache, self._exact)
             self._held = take(self.model, *form) if self._held is None else self._held
             self._held.begin(self.model)
-            self._sequences = [None] * min(self.rows, self._held.cache.rows)
+            self.width = min(self.rows, self._held.cache.rows)
+            self._sequences = [None] * self.width
             self._waiting = Waiting(requests)
             yield from self._run(self._held, self._waiting)
         except OutOfMemoryError as error:

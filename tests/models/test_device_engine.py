@@ -15,6 +15,7 @@ import genesis
 import genesis_models
 from genesis.backend.cpu import pool
 from genesis.errors import NumericError, OutOfMemoryError, UsageError
+from genesis_cli.session.generation import _told_width
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.blocks import Rotary
 from genesis_models.engine import (
@@ -337,7 +338,10 @@ def test_fewer_rows_where_a_cache_leaves_no_room_for_steps(
     expected = by_request(EagerEngine(model).run(requests), 5)
     engine = DeviceEngine(model, rows=12, capacity=900)
     assert by_request(engine.run(requests), 5) == expected
-    assert rows_of(engine) == 3
+    assert (rows_of(engine), engine.width, engine.rows) == (3, 3, 12)
+    told: list[str] = []
+    assert not list(_told_width(iter(()), engine, told.append))
+    assert told == ["memory held 3 of 12 sequences at a time; --kv-cache fp8 or a lower --max-tokens holds more"]
     assert not answers
     answers = [False, False]
     engine = DeviceEngine(model, rows=4, capacity=1400)
