@@ -29,14 +29,14 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "compiler": (3_230, ("genesis/compiler/",)),
     "core and nn": (28_110, ("genesis/",)),
     "generation and serving": (
-        3_370,
+        3_410,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_480, ("models/", "cli/", "configs/")),
-    "docstrings": (15_100, ()),
+    "docstrings": (15_120, ()),
     "comments": (2_260, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (89_250, ("tests/",)),
+    "tests": (89_380, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
