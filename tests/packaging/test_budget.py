@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_120, ()),
     "comments": (2_260, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (89_380, ("tests/",)),
+    "tests": (89_740, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
