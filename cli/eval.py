@@ -23,6 +23,14 @@ from genesis_cli.options import (
     weight_dtype,
 )
 
+Prompts = Annotated[
+    str | None, typer.Option("--prompts", metavar="FILE", help="JSONL prompts for --check-exact, as for generate.")
+]
+CheckExact = Annotated[
+    bool, typer.Option("--check-exact", help="Compare exact generation with training's forward pass, bit by bit.")
+]
+Layers = Annotated[bool, typer.Option("--layers", help="With --check-exact, name the first layer that differs.")]
+
 
 def evaluate(
     folder: Folder,
@@ -61,17 +69,9 @@ def evaluate(
             "--template", metavar="NAME", help="Chat template: chatml, or a file.  [default: the model's own]"
         ),
     ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option("--prompts", metavar="FILE", help="JSONL prompts for --check-exact, as for generate."),
-    ] = None,
-    check_exact: Annotated[
-        bool,
-        typer.Option("--check-exact", help="Compare exact generation with training's forward pass, bit by bit."),
-    ] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="With --check-exact, name the first layer that differs.")
-    ] = False,
+    prompts: Prompts = None,
+    check_exact: CheckExact = False,
+    layers: Layers = False,
     temperature: Temperature = None,
     seed: Seed = None,
     exact: Exact = False,
