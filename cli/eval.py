@@ -23,6 +23,23 @@ from genesis_cli.options import (
     weight_dtype,
 )
 
+Data = Annotated[
+    list[str] | None,
+    typer.Option("--data", metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.'),
+]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="FILE", help='JSONL questions: "prompt" or "messages", "answer", "choices".'),
+]
+Match = Annotated[
+    str, typer.Option("--match", metavar="HOW", help="How generated answers are judged: exact, number or regex.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated answer, in tokens.")
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
+]
 Prompts = Annotated[
     str | None, typer.Option("--prompts", metavar="FILE", help="JSONL prompts for --check-exact, as for generate.")
 ]
@@ -34,23 +51,11 @@ Layers = Annotated[bool, typer.Option("--layers", help="With --check-exact, name
 
 def evaluate(
     folder: Folder,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", metavar="SOURCE", help='File, folder, glob or "stdlib:"; may be repeated.'),
-    ] = None,
-    task: Annotated[
-        str | None,
-        typer.Option("--task", metavar="FILE", help='JSONL questions: "prompt" or "messages", "answer", "choices".'),
-    ] = None,
-    match: Annotated[
-        str, typer.Option("--match", metavar="HOW", help="How generated answers are judged: exact, number or regex.")
-    ] = "exact",
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated answer, in tokens.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
-    ] = None,
+    data: Data = None,
+    task: Task = None,
+    match: Match = "exact",
+    max_tokens: MaxTokens = None,
+    stop: Stop = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write the answer to each question to FILE.")
     ] = None,
