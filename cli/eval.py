@@ -40,6 +40,16 @@ MaxTokens = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
 ]
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the answer to each question to FILE.")]
+SeqLen = Annotated[
+    int | None,
+    typer.Option("--seq-len", metavar="N", help="Tokens in a sequence.  [default: the model's context, at most 1024]"),
+]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", metavar="N", help="Sequences in one forward pass.")]
+Template = Annotated[
+    str | None,
+    typer.Option("--template", metavar="NAME", help="Chat template: chatml, or a file.  [default: the model's own]"),
+]
 Prompts = Annotated[
     str | None, typer.Option("--prompts", metavar="FILE", help="JSONL prompts for --check-exact, as for generate.")
 ]
@@ -56,24 +66,10 @@ def evaluate(
     match: Match = "exact",
     max_tokens: MaxTokens = None,
     stop: Stop = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Write the answer to each question to FILE.")
-    ] = None,
-    seq_len: Annotated[
-        int | None,
-        typer.Option(
-            "--seq-len", metavar="N", help="Tokens in a sequence.  [default: the model's context, at most 1024]"
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", help="Sequences in one forward pass.")
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            "--template", metavar="NAME", help="Chat template: chatml, or a file.  [default: the model's own]"
-        ),
-    ] = None,
+    out: Out = None,
+    seq_len: SeqLen = None,
+    batch_size: BatchSize = None,
+    template: Template = None,
     prompts: Prompts = None,
     check_exact: CheckExact = False,
     layers: Layers = False,
