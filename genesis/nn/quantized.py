@@ -15,6 +15,7 @@ from genesis.autograd import apply, no_grad
 from genesis.autograd.modes import fixed_weights
 from genesis.backend import mode
 from genesis.dtypes import DType, float32, int8, uint8
+from genesis.errors import UsageError
 from genesis.nn.layers import Linear
 from genesis.nn.module import Module
 from genesis.ops.elementwise import copy
@@ -70,6 +71,8 @@ def quantized_linear(
     `norm` is the weight of the norm; None means no norm. `residual` is added to the result. With `swiglu`, the layers
     are gate and up, and the result is silu(gate)·up. Layers that are not neighbours in memory are copied.
     """
+    if mode.exact:
+        raise UsageError("genesis.exact excludes 8-bit weights", next="load the model with bfloat16 weights")
     codes, scale = (_concatenated([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
     bias = None if layers[0].bias is None else _concatenated([each.bias for each in layers])
     is_in_place = codes.array.storage is layers[0].codes.array.storage  # a copy is written right before its use

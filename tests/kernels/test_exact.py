@@ -22,6 +22,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.dtypes import float32
 from genesis.errors import UsageError
 from genesis.nn import functional as F
+from genesis.nn.quantized import quantize_layers
 from genesis.op import registry
 from genesis.ops.low_rank import LowRank, Pair
 from tests.interpreter import ordered
@@ -200,6 +201,30 @@ def test_low_rank_pairs_are_further_steps_of_the_chain() -> None:
         np.testing.assert_array_equal(product(slice(7, 8)), whole[7:8])
         np.testing.assert_array_equal(product(slice(3, 20)), whole[3:20])
     np.testing.assert_allclose(whole, product(slice(0, 40)), rtol=0.02, atol=0.5)
+
+
+def test_what_has_no_stated_order_is_refused(model: genesis_models.CausalLM) -> None:
+    hidden = genesis.ones(1, 160, device="cuda")
+    labels = genesis.zeros(1, dtype="int64", device="cuda")
+    with genesis.exact():
+        with pytest.raises(UsageError, match="needs bfloat16"):
+            F.linear_cross_entropy(hidden, hidden, labels)
+        with pytest.raises(UsageError, match="in bfloat16, got float32"):
+            F.attention(*[hidden.reshape(1, 1, 2, 80)] * 3)
+        with pytest.raises(UsageError, match="8-bit weights"):
+            quantize_layers([genesis.nn.Linear(16, 16)], "int8")[0](genesis.ones(16))
+
+
+def test_a_single_row_of_any_stride_has_the_bits_of_others(model: Any, expected: Any) -> None:
+    x = genesis.from_numpy(np.random.default_rng(5).standard_normal((20, 96), np.float32)).to("cuda")
+    x, labels = x.to(dtype="bfloat16"), genesis.arange(20, device="cuda")
+    with genesis.no_grad(), genesis.exact():
+        found = F.linear_token_log_probs(x, model.head_weight, labels).cpu().numpy()
+        for i in range(20):
+            row = x[i : i + 1].reshape(-1, 96)
+            assert row.array.strides == (1, 1)
+            alone = F.linear_token_log_probs(row, model.head_weight, labels[i : i + 1])
+            np.testing.assert_array_equal(alone.cpu().numpy(), found[i : i + 1])
 
 
 def test_a_compiled_function_is_refused() -> None:

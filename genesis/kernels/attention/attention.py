@@ -35,7 +35,8 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.tma import Descriptor
-from genesis.dtypes import float32, int32
+from genesis.dtypes import bfloat16, float32, int32
+from genesis.errors import UsageError
 from genesis.kernels.attention.flash import (
     attention_bwd_delta,
     attention_bwd_dkdv,
@@ -101,7 +102,11 @@ def forward_into(
 ) -> None:  # fmt: skip
     """Launch the fastest forward kernel for the arguments, or `attention_fwd` with the given tile."""
     p = problem_of(scale, causal, window, doc_starts, q, k, v)
-    if tile is None and mode.exact and q.dtype.itemsize == 2:
+    if tile is None and mode.exact:
+        if q.dtype is not bfloat16:
+            raise UsageError(
+                f"attention: genesis.exact computes in bfloat16, got {q.dtype.name}", next="convert the inputs"
+            )
         tile = _tiles(q, p)[0]._replace(**EXACT_SIZES)
     elif tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
         return

@@ -19,7 +19,7 @@ from genesis.kernels.elements import converted
 from genesis.kernels.gemm.copies import can_extend, concat_columns, ones_and
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.low_rank import make_u
+from genesis.kernels.gemm.low_rank import chain_operands, make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.swiglu import sigmoid_fast, swiglu_packed
 from genesis.ops.low_rank import LowRank, Operands
@@ -62,11 +62,17 @@ def adapted_gemm_swiglu_into(
     """
     halves, factors = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])], operands.factors
     is_regular = [p[:2] for p in low_rank.pairs] == halves and len({p.rank for p in low_rank.pairs}) == 1
-    if not is_regular or len(operands.b) != 1 or mode.exact:  # in exact runs `chain_product` has the terms' order
+    if not is_regular or len(operands.b) != 1:
         return False
     properties = backend_of(x.device).driver.properties
     if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:
         return False
+    if mode.exact:
+        if factors is not None or low_rank.dropout is not None:
+            return False  # `linear` refuses them
+        make_u(u, x, operands, low_rank)
+        ((left, right),) = chain_operands(x, [weight], u, operands, low_rank)
+        return gemm_swiglu_into(h, gate_up, left, right)
     if not can_extend(x.shape[0], x.shape[1], low_rank.rank):
         return False
     if factors is not None and not (x.dtype is bfloat16 and is_for_swiglu(x, h.shape[1])):

@@ -8,7 +8,7 @@ Shapes: x [m, k], W [n, k], A [r, k], B [n, r], u = x·Aᵀ. Each kernel's docst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import triton
@@ -99,30 +99,38 @@ def chain_product(
     out: Array, x: Array, weights: Sequence[Array], u: Array, operands: Operands, low_rank: LowRank,
     biases: Sequence[Array], residual: Array | None,
 ) -> None:  # fmt: skip
-    """Write out = [x | u]·[W | B]ᵀ + bias + residual with one chain per result: first the terms of W, then u·B.
+    """Write out = [x | u]·[W | B]ᵀ + bias + residual with one chain per result: first the terms of W, then u·B."""
+    y, added, first = as_matrix(out), None if residual is None else as_matrix(residual), 0
+    for i, (left, right) in enumerate(chain_operands(as_matrix(x), weights, as_matrix(u), operands, low_rank)):
+        last = first + right.shape[0]
+        bias = biases[i] if biases else None
+        matmul_into(
+            window(y, first, last), left, right, transpose_b=True, bias=bias, residual=added, rounds=True
+        )  # fmt: skip
+        first = last
 
-    Each pair has its own columns, rounded up to whole steps, so its terms meet no other pair's in a step. The operands
-    are copied.
+
+def chain_operands(
+    x: Array, weights: Sequence[Array], u: Array, operands: Operands, low_rank: LowRank
+) -> Iterator[tuple[Array, Array]]:
+    """Yield [x | u] and [W | B] for each weight, with zeros where a row of W has no pair.
+
+    Each pair has its own columns, rounded up to whole steps, so its terms meet no other pair's in a step.
     """
-    y, rows, of_u = as_matrix(out), as_matrix(x), as_matrix(u)
-    width, terms = rows.shape[1], terms_of(of_u, operands, low_rank)
-    starts = [_whole(width)]
+    terms, starts, first = terms_of(u, operands, low_rank), [_whole(x.shape[1])], 0
     for term in terms:
         starts.append(starts[-1] + _whole(term.u.shape[1]))
-    left = _extended(rows, starts[-1])
+    left = _extended(x, starts[-1])
     for term, at in zip(terms, starts, strict=False):
         copy(term.u, out=window(left, at, at + term.u.shape[1]))
-    added, first = None if residual is None else as_matrix(residual), 0
-    for i, weight in enumerate(weights):
+    for weight in weights:
         right, last = _extended(weight, starts[-1]), first + weight.shape[0]
         for term, at in zip(terms, starts, strict=False):
             low, high = max(term.start, first), min(term.stop, last)
             if low < high:
                 b = slice_rows(term.b, low - term.start, high - low)
                 copy(b, out=window(slice_rows(right, low - first, high - low), at, at + b.shape[1]))
-        bias = biases[i] if biases else None
-        part = window(y, first, last)
-        matmul_into(part, left, right, transpose_b=True, bias=bias, residual=added, rounds=True)
+        yield left, right
         first = last
 
 

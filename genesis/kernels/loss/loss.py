@@ -16,11 +16,13 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend import mode
 from genesis.backend.cuda import faults
 from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
+from genesis.errors import UsageError
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.gemm.linalg import matmul_into
@@ -36,6 +38,7 @@ from genesis.kernels.loss.lm_head import (
 )
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.linalg import transposed
+from genesis.shapes import contiguous_strides
 
 MANY_ROWS = 2048  # rows from which one warp reads a row
 ROW_BLOCK = 4096  # logits per load, 8 KB of a 2-byte type
@@ -344,6 +347,13 @@ def linear_token_log_probs_backward(
 
 def _losses(dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float) -> Array:
     """Return the losses `[N]`, and store dx and dw, times `scale`, where given."""
+    if x.is_contiguous:  # a single row may have any stride, which TMA does not accept
+        x = x.view(x.shape, contiguous_strides(x.shape))
+    if mode.exact and not is_supported(x, weight):
+        what = f"{labels.op}: genesis.exact needs bfloat16, rows that begin at multiples of 16 bytes and a GPU with"
+        raise UsageError(
+            f"{what} compute capability 9.0; got {x.dtype.name}", next="convert them, or leave genesis.exact"
+        )
     return (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, labels, scale)
 
 
