@@ -444,7 +444,7 @@ def sample_on_device(
 # --- The update of rows after a draw ----------------------------------------------------------------------------------
 
 
-ROWS = 32  # the most rows that the program updates at a time
+ROWS = 512  # the most rows that the program updates at a time
 
 
 @triton.jit
@@ -452,7 +452,7 @@ def next_tokens_kernel(p_drawn, p_log_probs, p_stops, p_tokens, p_lengths, p_lef
                        p_ring_log_probs, p_step, rows, places, vocabulary, STOPS: tl.constexpr,
                        HAS_LOG_PROBS: tl.constexpr, OVERLAP: tl.constexpr, N: tl.constexpr,
                        B: tl.constexpr):  # fmt: skip
-    """Update all rows in one program of one warp.
+    """Update all rows in one program.
 
     Args:
         vocabulary: ids per row of `p_seen`; 0 if tokens are not marked.
@@ -501,8 +501,9 @@ def next_tokens(
     keys: Array, seen: Array, ring: Array, ring_log_probs: Array, step: Array,
 ) -> None:  # fmt: skip
     (places, rows), (_, count) = ring.shape, stops.shape
+    height = min(ROWS, max(2, triton.next_power_of_2(rows)))
     launch(
         next_tokens_kernel, 1, drawn, log_probs, stops, tokens, lengths, left, keys, seen, ring, ring_log_probs, step,
         rows, places, seen.shape[1], STOPS=count, HAS_LOG_PROBS=bool(log_probs.size), OVERLAP=can_overlap(drawn),
-        N=max(2, triton.next_power_of_2(count)), B=min(ROWS, max(2, triton.next_power_of_2(rows))), num_warps=1,
+        N=max(2, triton.next_power_of_2(count)), B=height, num_warps=max(1, min(height // 32, 8)),
     )  # fmt: skip

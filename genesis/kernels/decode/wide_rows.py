@@ -4,8 +4,11 @@ Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; genesis/ops/s
 
 With 33 to 512 rows a matmul takes two to ten microseconds: the weight is still read at the memory's speed, but x no
 longer fits into the registers of every program, as few_rows.py needs. A program computes one tile of the result over
-all of K, so nothing is combined afterwards. It lets the next kernel start at once, prefetches its rows of W to L2 while
-the previous kernel ends, and then waits for it. `gemm/gemm.py` is for more rows and for everything else.
+all of K, so nothing is combined afterwards, and lets the next kernel start before its epilogue. `gemm/gemm.py` is for
+more rows and for everything else.
+
+Letting the next kernel start at once, to prefetch its rows of W to L2, made gate and up of 64 rows slower: 9.3 us (7.4
+without). Programs that wait hold shared memory, which those that run lack.
 
 Each result is one chain of float32 additions along K, in ascending steps of 16, and is rounded before the residual is
 added. So a row has the same bits whatever the other rows and the tile, and under `genesis.exact` fewer rows run here,
@@ -21,7 +24,6 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
-from triton.runtime.jit import constexpr_function
 
 from genesis.array import Array
 from genesis.backend import mode
@@ -31,16 +33,15 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float16, float32
 from genesis.kernels.decode.few_rows import MAX_ROWS
-from genesis.kernels.dependents import allow_next, can_overlap, prefetch, wait_for_previous
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import TRITON, as_matrix, converted
 from genesis.kernels.gemm.gated import halves, swiglu
 from genesis.ops.shape import columns, contiguous
 
 WIDE_ROWS = 512  # the most rows
-SHARED = 100 << 10  # bytes of shared memory for stages: two programs fit on an SM, the next kernel's among them
-STAGES = 6  # the most stages
-PREFETCHED = 2048  # the most lines of 128 bytes that a program prefetches
-SM_BYTES, CYCLES, START = 208e3, 1515.0, 1.0  # of an H200, per microsecond; START is a program's fixed time
+SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # bytes of stages for K below SHORT, two programs per SM; above
+STAGES = 8  # the most stages
+FILL = 1.2  # the most programs per SM, unless even the largest tile has more
 
 
 class WideTile(NamedTuple):
@@ -53,35 +54,21 @@ class WideTile(NamedTuple):
     stages: int
 
 
-_SIZES = ((64, 16, 128, 4), (64, 32, 128, 4), (64, 64, 64, 4), (64, 128, 64, 4), (128, 64, 64, 8), (128, 128, 64, 8))
+# Sizes by rows of W in a tile (gate and up together), the smallest first. Measured on an H200.
+_SIZES = {1: ((64, 16), (64, 32), (64, 64), (64, 128), (128, 128)), 2: ((64, 32), (64, 64), (128, 64))}
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-@constexpr_function
-def prefetched_lines(k: int, rows: int) -> int:
-    """Return the lines of 128 bytes that a program prefetches of each of its rows of W, a power of 2."""
-    return min(triton.next_power_of_2((k + 63) // 64), max(PREFETCHED // rows, 1))
-
-
-@triton.jit
-def prefetch_rows(p_w, o_row, m_row, k, stride, OVERLAP: tl.constexpr, K: tl.constexpr, BN: tl.constexpr):
-    """Prefetch the beginning of BN rows of W to L2."""
-    LINES: tl.constexpr = prefetched_lines(K, BN)
-    o_line = tl.arange(0, LINES) * 64  # [LINES]
-    m = m_row[:, None] & (o_line < k)[None, :]  # [BN, LINES]
-    prefetch(p_w + o_row.to(tl.int64)[:, None] * stride + o_line[None, :], m, OVERLAP)
-
-
 @triton.jit(do_not_specialize=["m"])
-def wide_rows_kernel(p_y, p_h, d_x, d_w, p_w, p_bias, p_residual, m, n, sw, sy, K: tl.constexpr, DOT: tl.constexpr,
+def wide_rows_kernel(p_y, p_h, d_x, d_w, p_bias, p_residual, m, n, sy, K: tl.constexpr, DOT: tl.constexpr,
                      OVERLAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
 
     Args:
         d_w: descriptor of W [n, K], or [2, n, K] with p_h.
-        sw: row stride of W; `sy` is that of y and of the residual.
+        sy: row stride of y and of the residual.
         m: number of rows; `n` is the number of columns, of gate alone with p_h.
     """
     GATED: tl.constexpr = p_h is not None
@@ -89,12 +76,6 @@ def wide_rows_kernel(p_y, p_h, d_x, d_w, p_w, p_bias, p_residual, m, n, sw, sy, 
     tiles_m = tl.cdiv(m, BM)
     i_m, i_n = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m
     o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
-    allow_next(OVERLAP)
-    if OVERLAP:
-        m_row = (o_n < n) & (i_m == 0)  # [BN]
-        prefetch_rows(p_w, o_n, m_row, K, sw, OVERLAP, K, BN)
-        if GATED:
-            prefetch_rows(p_w, o_n + n, m_row, K, sw, OVERLAP, K, BN)
     wait_for_previous(OVERLAP)
     o_y = o_m.to(tl.int64)[:, None] * sy + o_n[None, :]  # [BM, BN]
     m_y = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
@@ -109,6 +90,7 @@ def wide_rows_kernel(p_y, p_h, d_x, d_w, p_w, p_bias, p_residual, m, n, sw, sy, 
         else:
             b_w = converted(d_w.load([i_n * BN, i_k]), DOT)  # [BN, BK]
         b_acc = tl.dot(b_x, b_w.T, b_acc)
+    allow_next(OVERLAP)
     # Epilogue.
     if GATED:
         b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
@@ -144,23 +126,17 @@ def is_for_wide_rows(x: Array, *weights: Array) -> bool:
 
 
 def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
-    """Return the tile for n rows of W (of each of `parts` weights) that takes the least time on the busiest SM.
+    """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
-    A program takes the time of its bytes through L2 or of its multiply-adds, whichever is longer, and a fixed time.
+    A long sum is a chain of latencies; it takes long steps and all of an SM's shared memory.
     """
-    found = []
-    for bm, bn, bk, _ in _SIZES:
-        if bm > 64 and m <= 64:
-            continue
-        programs = triton.cdiv(m, bm) * triton.cdiv(n, bn)
-        us = k * 2 * (bm + parts * bn) / SM_BYTES
-        cycles = bm / 64 * k / 16 * max(parts * bn / 2, 1.33 * (16 + parts * bn / 4))
-        stage = 2 * bk * (bm + parts * bn)
-        stages = max(2, min(STAGES, SHARED // stage, triton.cdiv(k, bk)))
-        found.append((triton.cdiv(programs, sm_count) * (max(us, cycles / CYCLES) + START), stage, stages, bm, bn))
-    _, _, stages, bm, bn = min(found)
-    bk, warps = next(size[2:] for size in _SIZES if size[:2] == (bm, bn))
-    return WideTile(bm, bn, bk, warps, stages)
+    sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
+    fits = [size for size in sizes if triton.cdiv(m, size[0]) * triton.cdiv(n, size[1]) <= FILL * sm_count]
+    bm, bn = (fits or sizes[-1:])[0]
+    bk = (256 if k >= SHORT else 128) if bn <= 32 else 64
+    shared = LONG_SHARED if k >= SHORT else SHARED
+    stages = max(2, min(STAGES, shared // (2 * bk * (bm + parts * bn)), triton.cdiv(k, bk)))
+    return WideTile(bm, bn, bk, 8 if bm > 64 else 4, stages)
 
 
 def wide_rows_linear_into(
@@ -203,7 +179,7 @@ def _launch(
     kind = float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype
     launch(
         wide_rows_kernel, triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), y, h,
-        Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, box), weight, bias, residual,
-        m, n, weight.strides[0], y.strides[0], K=k, DOT=TRITON[kind.name], OVERLAP=can_overlap(x), BM=t.bm, BN=t.bn,
+        Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, box), bias, residual, m, n,
+        y.strides[0], K=k, DOT=TRITON[kind.name], OVERLAP=can_overlap(x), BM=t.bm, BN=t.bn,
         BK=t.bk, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
