@@ -19,7 +19,7 @@ from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
-from genesis.backend import CPU, Device, mode
+from genesis.backend import CPU, Device, as_device, current_cuda, mode
 from genesis.compiler.graph import Value
 from genesis.compiler.lazy import Tree
 from genesis.compiler.program import Program
@@ -98,18 +98,6 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
     return described[1]
 
 
-def _is_simple(described: Any) -> bool:
-    """Whether a result consists of tensors, numbers and plain containers."""
-    if isinstance(described, ByIdentity):
-        return False
-    kind = described[0]
-    if issubclass(kind, dict):
-        return all(_is_simple(each) for _, each in described[1:])
-    if issubclass(kind, (list, tuple)):
-        return all(map(_is_simple, described[1:]))
-    return True
-
-
 def layout(t: TensorBase) -> tuple[Any, ...]:
     """The facts about a tensor that a trace depends on."""
     a = t.array
@@ -124,7 +112,7 @@ def settings_now() -> tuple[Any, ...]:
         what = "a compiled function was called inside genesis.exact, but its fused sums have no stated order"
         raise UsageError(what, next="call the function itself, or leave genesis.exact")
     low = tuple(autocasting.low.items()) if autocasting.low else ()
-    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), low)
+    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), as_device(None), current_cuda.index, low)
 
 
 # --- One trace --------------------------------------------------------------------------------------------------------
@@ -237,7 +225,7 @@ def trace_call(
         raise Break("changes what it reads: an attribute, a list or a variable")
     outputs: list[TensorBase] = []
     structure = flatten(result, outputs)
-    if not _is_simple(structure):
+    if _objects(structure):
         raise Break("returns an object that is not a tensor, a number or a container of these")
     # Record in-place changes of arguments: the traced argument then holds another value.
     before = list(trace.graph.inputs)

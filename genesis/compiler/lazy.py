@@ -116,7 +116,7 @@ class Piece:
         if self.program is None:
             self._run_ops(calls, slots, kept)
             return
-        results = execute(self.op, tuple([window.array(slots) for window in self.inputs]), {})
+        results = self.program.launch(self.op, tuple([window.array(slots) for window in self.inputs]))
         for slot, i in zip(kept, self.order, strict=True):
             slots[slot].become(results[i].storage)
 

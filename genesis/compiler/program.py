@@ -9,7 +9,7 @@ from genesis.array import Array, Spec, empty
 from genesis.backend import Device
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import uint8
-from genesis.op import Op, registry
+from genesis.op import Op, execute, registry
 from genesis.shapes import contiguous_strides, is_dense
 
 ALIGNMENT = 256  # bytes
@@ -89,6 +89,14 @@ class Program:
     @property
     def device(self) -> Device:
         return (self.results or [new for _, new in self.graph.writes])[0].device
+
+    def launch(self, op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
+        """Run through its op; return the arrays of `results`."""
+        if not (self.results or self.changed):
+            return ()
+        device = self.device
+        elsewhere = [x for x in inputs if x.device is not device and x.device != device]  # arguments without use
+        return execute(op, inputs, {"device": device} if elsewhere or not inputs else {})
 
     def run(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """Run all steps."""

@@ -83,18 +83,19 @@ class Region:
         # Backward reads inputs and outputs; the vjp takes them in this order.
         self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
         self.forward = region_op(name, self.program, self._vjp if self.backward else None, self.saved)
-        self.run_forward = Replayed(self.forward, self.program) if replays else partial(_run, self.forward)
+        self.run_forward = self._runner(self.forward, self.program, replays)
         if self.backward is not None:
-            self.run_backward = (
-                Replayed(self.backward, self.backward_program) if replays else partial(_run, self.backward)
-            )
+            self.run_backward = self._runner(self.backward, self.backward_program, replays)
+
+    def _runner(self, op: Op, program: Program, replays: bool) -> Callable[[tuple[Any, ...]], tuple[Array, ...]]:
+        return Replayed(op, program) if replays else partial(program.launch, op)
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """Run on the tensors or arrays of the inputs; return the tensors of the outputs."""
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in tensors])
-        results = self.run_forward(arrays) if self.program.steps or self.program.results else ()
+        results = self.run_forward(arrays)
         node: Node | None = None
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
@@ -170,10 +171,6 @@ class Region:
         for index, exists in zip(self.sources, self.gradients, strict=True):
             gradients[index] = operand(next(values)) if exists else None
         return tuple(gradients)
-
-
-def _run(op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
-    return execute(op, inputs, {}, None)
 
 
 def _backward(

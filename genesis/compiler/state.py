@@ -7,10 +7,13 @@ function can reach, and guards: facts under which a trace is valid. If one chang
 from __future__ import annotations
 
 import builtins
+import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
@@ -21,8 +24,16 @@ from genesis.random import Generator, default_generator
 
 _PACKAGE = str(Path(__file__).parents[1])
 # Builtins and standard modules whose calls have effects on the host that a replay would leave out.
-EFFECTS = frozenset(("print", "input", "open", "exec", "eval", "breakpoint"))
-EFFECT_MODULES = frozenset(("random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings"))
+EFFECTS = frozenset((
+    "print", "input", "open", "exec", "eval", "breakpoint", "globals", "locals", "vars", "dir", "id",
+    "setattr", "delattr", "__import__",
+))  # fmt: skip
+EFFECT_MODULES = frozenset((
+    "random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings", "posix", "nt", "io",
+    "_io", "uuid", "threading", "gc", "inspect",
+))  # fmt: skip
+# Types without Python code whose instances guards understand; an instance of another one is a break.
+GUARDED = (object, list, tuple, dict, types.SimpleNamespace, BaseException)
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
 LIMIT = 20_000  # objects; a function that reaches more is not traced
 
@@ -151,9 +162,18 @@ class State:
             self._visit_dict(x, names)
         elif isinstance(x, Generator) and x is not default_generator:
             raise Break("draws from a generator of its own")
-        elif isinstance(x, (type, types.BuiltinFunctionType, Generator)) or (
-            _is_own(type(x)) and not type(x).__module__.startswith("numpy.random")
-        ):
+        elif isinstance(x, np.ndarray):
+            raise Break("reads a numpy array, whose values no guard sees")
+        elif isinstance(x, types.BuiltinFunctionType):
+            if not isinstance(x.__self__, types.ModuleType):
+                self._visit(x.__self__, names)
+            elif x.__self__.__name__ in EFFECT_MODULES:
+                raise Break(f"calls {x.__self__.__name__}.{x.__name__}, whose effects a trace cannot repeat")
+        elif isinstance(x, functools.partial):
+            self._visit_list((x.func, x.args, x.keywords), names)
+        elif isinstance(x, type):
+            self._visit_type(x, names)
+        elif isinstance(x, Generator) or (_is_own(type(x)) and not type(x).__module__.startswith("numpy.random")):
             return
         elif hasattr(x, "__wrapped__") and callable(x):
             self._visit(x.__wrapped__, names)
@@ -162,6 +182,10 @@ class State:
 
     def _visit_function(self, function: types.FunctionType) -> None:
         if _is_own(function) or not self._new(function):
+            return
+        if _is_standard(function.__code__.co_filename):
+            if function.__module__.partition(".")[0] in EFFECT_MODULES:
+                raise Break(f"calls {function.__module__}.{function.__name__}, whose effects a trace cannot repeat")
             return
         names = names_of(function)
         for name in sorted(names):
@@ -186,7 +210,7 @@ class State:
         if top in EFFECT_MODULES and any(hasattr(module, name) for name in names):
             raise Break(f"uses the module {module.__name__}, whose effects a trace cannot repeat", module.__name__)
         path = getattr(module, "__file__", None) or ""
-        if not path or path.startswith(_PACKAGE) or "site-packages" in path or _STANDARD in path:
+        if not path or path.startswith(_PACKAGE) or top in ("numpy", "triton") or _is_standard(path):
             return
         for name in sorted(names):
             if name in vars(module):
@@ -200,12 +224,7 @@ class State:
                 continue
             names = frozenset[str]()
             if not _is_own(type(each)):
-                names = names_of(type(each).forward)
-                for function in methods_of(type(each), names):
-                    self._visit_function(function)
-                    names = names | names_of(function)
-                for name in sorted(names - set(vars(each))):
-                    self._visit_class(type(each), name)
+                names = self._visit_type(type(each), frozenset(("forward",)))
             self._copies += [(x, dict(x)) for x in (vars(each), each._parameters, each._buffers, each._modules)]
             for name, value in vars(each).items():
                 if name in ("_parameters", "_buffers", "_modules"):
@@ -220,7 +239,8 @@ class State:
                         self._visit(hook, names)
                 else:
                     self.module_items.append((vars(each), name, value))
-                    self._visit(value, names)
+                    if name in names or "getattr" in names or isinstance(value, (TensorBase, list, tuple, dict)):
+                        self._visit(value, names)
 
     def _visit_list(self, x: Any, names: frozenset[str]) -> None:
         if not self._new(x):
@@ -246,37 +266,57 @@ class State:
         if not self._new(x):
             return
         fields = getattr(x, "__dict__", {})
-        top = type(x).__module__.partition(".")[0]
-        if top in EFFECT_MODULES or type(x).__module__.startswith(("_io", "numpy.random")):
-            raise Break(f"uses a {type(x).__name__}, whose effects a trace cannot repeat")
+        kind = type(x)
+        if kind.__module__.partition(".")[0] in EFFECT_MODULES or any(
+            base not in GUARDED and not base.__flags__ & _HEAP_TYPE for base in kind.__mro__
+        ):
+            raise Break(f"uses a {kind.__name__}, whose changes no guard sees")
         self._guard_length(fields)
         self._copies.append((fields, dict(fields)))
-        for function in methods_of(type(x), names | {"__call__"}):
-            self._visit_function(function)
-            names = names | names_of(function)
-        for name in sorted(names):
+        names = self._visit_type(kind, names)
+        for name in sorted(fields if "getattr" in names else names):
             if name in fields:
                 self.items.append((fields, name, fields[name]))
                 self._visit(fields[name], names)
-            elif name in _slots(type(x)) and hasattr(x, name):
+            elif name in _slots(kind) and hasattr(x, name):
                 self.slots.append((x, name, getattr(x, name)))
                 self._visit(getattr(x, name), names)
-            else:
-                self._visit_class(type(x), name)
 
-    def _visit_class(self, kind: type, name: str) -> None:
-        """Guard a number or string that is an attribute of a class."""
-        value = getattr(kind, name, None)
-        if value is not None and isinstance(value, ATOMS):
-            self.slots.append((kind, name, value))
+    def _visit_type(self, kind: type, names: frozenset[str]) -> frozenset[str]:
+        """Visit the methods of a class that the code names or Python calls, and guard the attributes that it names.
+
+        Returns the names in their code, too.
+        """
+        if _is_own(kind) or not kind.__flags__ & _HEAP_TYPE:
+            return names
+        special = {n for each in kind.__mro__ if not _is_own(each) for n in vars(each) if n.startswith("__")}
+        found: list[types.FunctionType] = []
+        for function in methods_of(type(kind), frozenset(("__call__",))):
+            self._visit_function(function)
+        while fresh := [f for f in methods_of(kind, names | special) if f not in found]:
+            for function in fresh:
+                self._visit_function(function)
+                names = names | names_of(function)
+            found += fresh
+        for name in sorted(names - {"__class__", "__dict__"} - _slots(kind)):
+            value = getattr(kind, name, None)
+            if value is not None and not callable(value) and not isinstance(value, property):
+                self.slots.append((kind, name, value))
+                self._visit(value, names)
+        return names
 
 
 _ABSENT = object()
 _STANDARD = str(Path(types.__file__).parent)
+_HEAP_TYPE = 1 << 9  # a class that Python code defines
 
 
 def _slots(kind: type) -> set[str]:
     return {name for each in kind.__mro__ for name in vars(each).get("__slots__", ())}
+
+
+def _is_standard(path: str) -> bool:
+    return path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path
 
 
 def _is_own(x: Any) -> bool:
@@ -285,12 +325,13 @@ def _is_own(x: Any) -> bool:
 
 
 def methods_of(kind: type, names: frozenset[str]) -> Iterator[types.FunctionType]:
-    """`forward` and the methods of a class that are named."""
-    for name in sorted(names | {"forward"}):
+    """The methods of a class that are named; the package's own do not count."""
+    for name in sorted(names):
         function = getattr(kind, name, None)
-        if isinstance(function, property) and function.fget is not None:
+        if isinstance(function, property):
             function = function.fget
-        if isinstance(function, types.FunctionType):
+        function = getattr(function, "__func__", function)  # of a class method
+        if isinstance(function, types.FunctionType) and not _is_own(function):
             yield function
 
 

@@ -1,0 +1,198 @@
+"""Whatever a compiled function reads may change between calls: it is traced again, or runs in Python."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import types
+from collections.abc import Callable, Iterator
+from random import random
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.random import rand
+
+import genesis
+from tests.compiler.test_compile import equal, ramp
+
+FACTOR = 1.0
+ARRAY, SET, DEQUE, BYTES, COUNT = np.ones(3), {"a"}, collections.deque([1.0]), bytearray(b"\1"), itertools.count(1)
+TABLE: dict[str, Any] = {"a": {"b": [1.0]}}
+SPACE = types.SimpleNamespace(inner=types.SimpleNamespace(value=1.0))
+
+
+class Maker:
+    def __init__(self) -> None:
+        self.value = FACTOR
+
+
+class Meta(type):
+    def __call__(cls) -> Any:
+        return FACTOR
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+
+class Special:
+    kind: Any = 1.0
+    items: Any = [1.0]  # noqa: RUF012
+
+    @staticmethod
+    def static() -> float:
+        return FACTOR
+
+    @classmethod
+    def of_class(cls) -> Any:
+        return cls.kind
+
+    @property
+    def computed(self) -> float:
+        return FACTOR
+
+    def __getitem__(self, i: int) -> float:
+        return FACTOR
+
+    def __len__(self) -> int:
+        return int(FACTOR)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter([FACTOR])
+
+    def __contains__(self, x: object) -> bool:
+        return FACTOR > 1
+
+    def __enter__(self) -> float:
+        return FACTOR
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> float:
+        return FACTOR
+
+
+class Chain(genesis.nn.Module):
+    table: Any = [1.0]  # noqa: RUF012
+
+    def forward(self, x: Any) -> Any:
+        return self.first(x)
+
+    def first(self, x: Any) -> Any:
+        return self.second(x) * self.table[0]
+
+    def second(self, x: Any) -> Any:
+        return x * FACTOR
+
+
+def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def inner(*args: Any) -> Any:
+        return function(*args) * FACTOR
+
+    return inner
+
+
+@scaled
+def decorated(x: Any) -> Any:
+    return x
+
+
+def entered(x: Any) -> Any:
+    with SPECIAL as factor:
+        return x * factor
+
+
+SPECIAL, SLOTTED = Special(), Slotted()
+PARTIAL = functools.partial(lambda x, y: x * y * FACTOR, 2.0)
+
+
+def set_factor() -> None:
+    globals()["FACTOR"] = FACTOR + 1
+
+
+CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "a numpy array": (lambda x: x * genesis.tensor(ARRAY), lambda: ARRAY.__setitem__(0, 9)),
+    "an element of a numpy array": (lambda x: x * float(ARRAY[1]), lambda: ARRAY.__setitem__(1, 7)),
+    "a set": (lambda x: x * (2 if "b" in SET else 3), lambda: SET.add("b")),
+    "a deque": (lambda x: x * DEQUE[0], lambda: DEQUE.__setitem__(0, 9.0)),
+    "a bytearray": (lambda x: x * BYTES[0], lambda: BYTES.__setitem__(0, 9)),
+    "a nested list": (lambda x: x * TABLE["a"]["b"][0], lambda: TABLE["a"]["b"].__setitem__(0, 9.0)),
+    "a key": (lambda x: x * len(TABLE["a"]), lambda: TABLE["a"].__setitem__("c", 1)),
+    "an attribute of an attribute": (lambda x: x * SPACE.inner.value, lambda: setattr(SPACE.inner, "value", 3.0)),
+    "getattr": (lambda x: x * getattr(SPACE.inner, "val" + "ue"), lambda: setattr(SPACE.inner, "value", 4.0)),
+    "vars": (lambda x: x * vars(SPACE.inner)["value"], lambda: setattr(SPACE.inner, "value", 5.0)),
+    "a slot": (lambda x: x * SLOTTED.value, lambda: setattr(SLOTTED, "value", 3.0)),
+    "an attribute of a class": (lambda x: x * Special.of_class(), lambda: setattr(Special, "kind", 7.0)),
+    "a list of a class": (lambda x: x * Special.items[0], lambda: Special.items.__setitem__(0, 7.0)),
+    "globals": (lambda x: x * globals()["FACTOR"], set_factor),
+    "a constructor": (lambda x: x * Maker().value, set_factor),
+    "a metaclass": (lambda x: x * Made(), set_factor),
+    "a static method": (lambda x: x * Special.static(), set_factor),
+    "a property": (lambda x: x * SPECIAL.computed, set_factor),
+    "__getitem__": (lambda x: x * SPECIAL[0], set_factor),
+    "__len__": (lambda x: x * len(SPECIAL), set_factor),
+    "__iter__": (lambda x: x * sum(SPECIAL), set_factor),
+    "__contains__": (lambda x: x * (FACTOR if 3 in SPECIAL else 2), set_factor),
+    "__enter__": (entered, set_factor),
+    "__getattr__": (lambda x: x * SPECIAL.anything, set_factor),
+    "a method that a method calls": (Chain(), set_factor),
+    "a list of a module's class": (Chain(), lambda: Chain.table.__setitem__(0, 5.0)),
+    "a partial function": (lambda x: PARTIAL(x), set_factor),
+    "a decorator": (decorated, set_factor),
+    "map": (lambda x: x * sum(map(lambda i: i * FACTOR, [1.0])), set_factor),  # noqa: C417
+    "the default dtype": (
+        lambda x: x.sum() * genesis.ones(2), lambda: genesis.set_default_dtype(genesis.float64)
+    ),
+    "the default device": (
+        lambda x: genesis.full((2,), 3.0) * 2, lambda: genesis.set_default_device("cuda")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    function, change = CHANGES[name]
+    compiled, x = genesis.compile(function), ramp(3)
+    try:
+        for _ in range(2):
+            for _ in range(3):
+                want, got = function(x), compiled(x)
+                assert (got.dtype, got.device) == (want.dtype, want.device)
+                assert equal(got, want)
+            change()
+    finally:
+        genesis.set_default_dtype(genesis.float32)
+        genesis.set_default_device("cpu")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * random(), lambda x: x * rand(), lambda x: x * np.random.rand(), lambda x: x * next(COUNT)],
+)
+def test_what_differs_in_every_call_is_a_break(function: Callable[..., Any]) -> None:
+    compiled, x = genesis.compile(function), ramp(3)
+    assert not equal(compiled(x), compiled(x))
+    assert compiled.breaks
+
+
+@pytest.mark.parametrize("setting", [
+    genesis.no_grad, lambda: genesis.autocast("cpu", dtype=genesis.bfloat16), lambda: genesis.device("cuda"),
+])  # fmt: skip
+def test_a_setting_gets_its_own_trace(setting: Callable[[], Any]) -> None:
+    compiled, x = genesis.compile(lambda x: x @ x + genesis.zeros(3, 3).to(x.device)), ramp(3, 3, grad=True)
+    compiled(x)
+    with setting():
+        assert equal(compiled(x), compiled.function(x))
+        assert compiled(x).requires_grad == compiled.function(x).requires_grad
+    assert sum(map(len, compiled.entries.values())) + len(compiled.breaks) == 2
