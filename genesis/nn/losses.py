@@ -416,7 +416,7 @@ def mse_loss(
     """
     reduction = reduction_of(size_average, reduce, reduction)
     input, target = broadcast_pair("mse_loss", input, target)
-    losses = _times("mse_loss", pw.square(input - target), weight)
+    losses = _times("mse_loss", apply(loss_ops.squared_difference, input, target), weight)
     return reduced(losses, reduction, None if weight is None else expand(weight, losses.shape).sum())
 
 

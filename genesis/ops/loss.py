@@ -12,8 +12,9 @@ from genesis.backend.cpu import scratch
 from genesis.dtypes import INTEGER, float32, float64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Context, Grads, gradient_like, op, registry
-from genesis.ops.blocks import each_block, upcast
-from genesis.ops.elementwise import add, arange, cast, div, eq, exp, mul, ne, sub, where
+from genesis.ops.blocks import each_block, sweep, upcast
+from genesis.ops.elementwise import add, arange, cast, div, eq, exp, mul, ne, neg, numeric, sub, where
+from genesis.ops.formula import by_ops
 from genesis.ops.reduce import sum as sum_of
 from genesis.ops.shape import reshaped
 from genesis.shapes import Shape
@@ -449,3 +450,38 @@ def linear_token_log_probs_backward(
         "linear_token_log_probs_backward", x, weight, labels, ignore_index, dx, dw, divisors, temperature
     ):
         pass
+
+
+# --- Squared difference -----------------------------------------------------------------------------------------------
+
+
+def _squared_difference(x: Any, y: Any, out: np.ndarray | None = None) -> Any:
+    d = x - y
+    return np.multiply(d, d, out=out)
+
+
+def _squared_difference_gradient(g: Any, x: Any, y: Any, out: np.ndarray | None = None) -> Any:
+    return np.multiply(g, (x - y) * 2, out=out)
+
+
+def _squared_difference_vjp(ctx: Context, g: Array) -> Grads:
+    dx = squared_difference_backward(g, *ctx.inputs)
+    return dx if ctx.needs[0] else None, neg(dx) if ctx.needs[1] else None
+
+
+@op(
+    "squared_difference", numeric("squared_difference"), vjp=_squared_difference_vjp, saves=(0, 1), elementwise=True,
+    formula=_squared_difference,
+)  # fmt: skip
+def squared_difference(out: np.ndarray, x: Any, y: Any) -> None:
+    """(x - y)², in one pass. dx = g·2·(x - y), dy = -dx."""
+    sweep(_squared_difference, out, x, y)
+
+
+@op(
+    "squared_difference_backward", numeric("squared_difference_backward"), elementwise=True,
+    plain=by_ops(_squared_difference_gradient), formula=_squared_difference_gradient,
+)  # fmt: skip
+def squared_difference_backward(out: np.ndarray, g: np.ndarray, x: Any, y: Any) -> None:
+    """g·2·(x - y)."""
+    sweep(_squared_difference_gradient, out, g, x, y)

@@ -12,6 +12,7 @@ from benchmarks.eager import host
 MOST = {
     "gelu": (2, 110), "softmax": (2, 120), "rms_norm": (3, 200), "layer_norm": (4, 250), "attention": (4, 240),
     "cross_entropy": (4, 200), "embedding": (6, 150), "linear": (7, 310), "broadcast": (12, 390),
+    "mse": (6, 260),
 }  # fmt: skip
 
 

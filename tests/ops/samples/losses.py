@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from genesis.errors import IndexRangeError, ShapeError, UsageError
+from tests.ops.samples.elementwise import binary
 from tests.ops.sampling import Case, Rows, integers, normal, positive
 
 
@@ -346,4 +347,23 @@ LOSS_ROWS = [
     ),
 ]
 
-ROWS = LOSS_ROWS + TOKEN_ROWS
+DIFFERENCES = [
+    binary(
+        "squared_difference",
+        lambda x, y: np.square(np.subtract(x, y)),
+        reduction=lambda case: 4,
+        extremes=False,  # a difference of infinite values, and a square beyond the type's range
+    ),
+    Rows(
+        "squared_difference_backward",
+        lambda g, x, y: 2 * g * (x - y),
+        lambda rng: [
+            Case(tuple(normal(rng, *shape) for shape in shapes))
+            for shapes in (((3, 4),) * 3, ((17,),) * 3, ((2, 3), (3,), (2, 1)), ((0, 2),) * 3)
+        ],
+        errors=((Case((np.ones(3), np.ones(4), np.ones(4))), ShapeError, "broadcast"),),
+        reduction=lambda case: 4,
+        extremes=False,
+    ),
+]
+ROWS = LOSS_ROWS + TOKEN_ROWS + DIFFERENCES
