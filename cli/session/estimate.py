@@ -20,6 +20,7 @@ from genesis.backend import CPU, Device
 from genesis.backend.cpu import threads
 from genesis.backend.cuda.simulated import ARCHITECTURES, counting_device
 from genesis.backend.host import host_memory
+from genesis.dtypes import DType, as_dtype
 from genesis.errors import GenesisError, UsageError, escape
 from genesis.files.hf import read_json
 from genesis.files.paths import list_folder
@@ -37,6 +38,8 @@ from genesis_cli.session.preparation import describe_gpu, resolve_device
 from genesis_cli.session.settings import settled
 from genesis_cli.session.training import arithmetic
 from genesis_models.config import ModelConfig
+from genesis_models.engine.device_rows import rounded_capacity, width
+from genesis_models.generate import GPU_ROWS
 from genesis_models.registry import PRESETS, parameter_count, preset
 
 MAX_BYTES = 64 << 20
@@ -187,6 +190,8 @@ class Estimate(BaseModel):
         room: bytes of the device that a run may take; None if unknown.
         fits: whether `reserved` is within `room`.
         largest_batch: the largest train.batch_size that fits.
+        generation: sequences of `seq_len` tokens that generation with the weights alone runs at once; None without
+            `room`.
         snapshot: host memory of a save in the background.
         step: measured time of a step, or None.
     """
@@ -210,6 +215,7 @@ class Estimate(BaseModel):
     reserved: int
     fits: bool | None
     largest_batch: int | None
+    generation: int | None = None
     advice: str | None
     snapshot: int
     step: StepTime | None
@@ -282,10 +288,19 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
         reserved=plan.reserved,
         fits=fits,
         largest_batch=most,
+        generation=generation_width(config, shape, as_dtype(dtype.name), place),
         advice=to_fit,
         snapshot=plan.saved,
         step=measured_step(config, shape),
     )
+
+
+def generation_width(config: Config, shape: ModelConfig, dtype: DType, place: Place) -> int | None:
+    """Return how many sequences generation runs at once with the weights alone; None on the CPU."""
+    if place.room is None or place.device == CPU:
+        return None
+    free = place.room - parameter_count(shape) * dtype.itemsize
+    return width(shape, GPU_ROWS, rounded_capacity(config.data.seq_len), dtype, free)
 
 
 def largest_batch(
@@ -350,6 +365,11 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
         yield f"fit: {answer} into the {format_bytes(found.room)} that a run may take"
         most = found.largest_batch
         yield f"largest train.batch_size: {most or 'none, even one row does not fit'}"
+    if found.generation is not None:
+        texts = (
+            f"{found.generation} sequences of {found.seq_len} tokens at once" if found.generation else "does not fit"
+        )
+        yield f"generation: {texts}, with the weights alone"
     if found.advice is not None:
         yield f"to make it fit: {found.advice}"
     if found.step is None:

@@ -28,6 +28,7 @@ from genesis.ops.sample import next_tokens, sample
 from genesis.ops.sample_head import sample_head
 from genesis.train.captured import Captured
 from genesis_models.blocks import CausalLM
+from genesis_models.config import ModelConfig
 from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.engine.engine import Request
 
@@ -266,8 +267,10 @@ class DeviceRows:
                 raise DeviceError(f"a KV cache in fp8 {lack}", next="leave it at auto")
         self.form = (weight.device, weight.dtype, log_probs, dtype, exact)
         self.exact, self.prompts = exact, dict[int, bytes]()
-        kind, capacity = weight.dtype if dtype == "auto" else float8_e4m3fn, _rounded(capacity)
-        self.asked, self.wanted = rows, width(model, rows, capacity, kind)
+        kind, capacity = weight.dtype if dtype == "auto" else float8_e4m3fn, rounded_capacity(capacity)
+        self.asked, self.wanted = rows, rows
+        if weight.is_cuda:
+            self.wanted = width(model.config, rows, capacity, kind, free_memory(weight.device)) or 1
         self.cache = _cache(model, self.wanted, capacity, kind, exact)
         self.state = DeviceState(self.cache.lengths, self.cache.left, vocabulary, log_probs, weight.dtype)
         self.steps: dict[tuple[int, int, bool], Step] = {}
@@ -337,7 +340,7 @@ def bucket(size: int, most: int, least: int = 1) -> int:
     return min(least, most)
 
 
-def _rounded(capacity: int) -> int:
+def rounded_capacity(capacity: int) -> int:
     """Return a capacity rounded up, a large one by at most a quarter, so that growing texts rarely need new rows."""
     grain = max(GRAIN, 1 << max(capacity.bit_length() - 3, 0))
     return -(-capacity // grain) * grain
@@ -360,15 +363,15 @@ def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType, exact: bool)
         rows, made = rows // 2, None
 
 
-def width(model: CausalLM, rows: int, capacity: int, dtype: DType) -> int:
-    """Return the number of rows, at most `rows`, whose cache takes at most 1 / `SHARE` of the device's free memory.
-
-    Up to `NARROW` rows may take more.
+def width(config: ModelConfig, rows: int, capacity: int, dtype: DType, free: int) -> int:
+    """Return the number of rows, at most `rows`, whose cache takes at most 1 / `SHARE` of `free` bytes, or all of them
+    for up to `NARROW` rows. 0 if not even one row fits.
     """
-    device, config = _weight(model).device, model.config
     row = 2 * config.num_hidden_layers * config.num_key_value_heads * capacity * config.head_dim * dtype.itemsize
-    while device != CPU and rows > NARROW and rows * row * SHARE > free_memory(device):
+    while rows > NARROW and rows * row * SHARE > free:
         rows = max(rows // 2, NARROW)
+    while rows and rows * row + ROOM > free:
+        rows //= 2
     return rows
 
 

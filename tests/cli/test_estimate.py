@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 from genesis.backend.cuda.simulated import ARCHITECTURES, counting_device
+from genesis.dtypes import bfloat16
 from genesis.errors import OutOfMemoryError
 from genesis.train.config_file import parse_config
 from genesis_cli.session.dry_run import PlannedRanks, advice, run_plan, with_batch
-from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, measured_step
+from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, generation_width, measured_step
 from genesis_cli.session.host_plan import _counted as counted
 from genesis_cli.session.host_plan import host_plan
 from genesis_cli.session.model import model_config
 from genesis_cli.session.training import advised, cpu_threads
+from genesis_models.engine.device_rows import ROOM, width
 from tests.cli.command import printed
 from tests.models.golden import golden
 
@@ -93,6 +95,18 @@ def test_an_estimate_is_the_plan_of_the_run() -> None:
     # bfloat16 weights and, in float32 with a split master, two averages and the other half of the masters
     assert found.memory["weights"] + found.memory["optimizer"] == found.parameters * (2 + 2 + 4 + 4)
     assert found.snapshot == pytest.approx(found.parameters * 12, rel=0.05)  # its tensors are aligned
+
+
+def test_the_width_of_generation_is_what_half_of_the_memory_holds() -> None:
+    config = config_of(model={"dtype": "bfloat16"})
+    shape, capacity = model_config(config), 1 << 20
+    row = 2 * shape.num_hidden_layers * shape.num_key_value_heads * capacity * shape.head_dim * 2
+    for rows in (512, 128, 32):
+        assert width(shape, 512, capacity, bfloat16, 2 * rows * row + ROOM) == rows
+    assert width(shape, 512, capacity, bfloat16, 8 * row + ROOM) == 8  # a few rows may take all
+    assert width(shape, 512, capacity, bfloat16, row) == 0
+    assert generation_width(config, shape, bfloat16, simulated()) is None
+    assert generation_width(config, shape, bfloat16, simulated(80 << 30)) == 512
 
 
 def test_of_adapters_a_save_holds_the_adapters_alone() -> None:
