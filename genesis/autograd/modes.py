@@ -218,8 +218,8 @@ class exact(Bare):  # noqa: N801
 
     On a GPU, a row's results then do not depend on the other rows of a call, their number, or the length of the prompt
     pass: a model that samples token by token gives the log-probabilities that one pass over the text gives, bit for
-    bit. This holds for bfloat16 on one GPU model with one version of Triton. Backward passes run without it, except for
-    the recomputation of checkpointed functions. `mode=False` switches it off.
+    bit. This holds for bfloat16 on one GPU model with one version of Triton; the CPU ignores the switch. Backward
+    passes run without it, except for the recomputation of checkpointed functions. `mode=False` switches it off.
 
     Raises:
         DTypeError: if `mode` is not a bool.
