@@ -17,8 +17,9 @@ from genesis.train import step as shards
 from genesis.train.loop import Training
 from genesis.train.preferences import PairObjective, Preferences
 from genesis_cli.main import main
-from tests.train.preferences import make_judged, make_pairs, pair, plain, sums
-from tests.train.runs import assembled, load, rows, signal_in_step, steps, train
+from tests.train.chats import chat
+from tests.train.preferences import judged, make_judged, make_pairs, pair, plain, sums
+from tests.train.runs import Forks, assembled, load, rows, signal_in_step, steps, train
 
 QUIET = ("train.device=cpu", "checkpoint.every=null")
 EXACT = "at step 0 the margins of all"
@@ -220,3 +221,62 @@ def test_the_preview_shows_both_sides_and_what_was_left_out(tmp_path: Path, caps
     assert main(["data", "preview", str(make_judged(tmp_path)), "--samples", "2"]) == 0
     text = capsys.readouterr().out
     assert "a good answer of" in text and "a bad answer of" in text
+
+
+# --- Bad input, each with its exit code -------------------------------------------------------------------------------
+
+
+LONG = [pair("hi", "one two three " * 40, "no"), pair("ho", "one two three " * 40, "yes")]
+# records, settings, exit code, parts of the message
+BAD: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], int, str]] = {
+    "other records": (judged(sums(4)), (), 4, "learns from pairs of answers"),
+    "conversations": ([chat("a", "b")] * 4, (), 4, "learns from pairs of answers"),
+    "only equal answers": ([pair("a", "b", "b")] * 4, (), 4, "4 were left out"),
+    "a label that is no bool": ([{**row, "label": "yes"} for row in judged(sums(4))], ("objective=kto",), 4, "true or"),
+    "no prompt": ([{"chosen": "yes", "rejected": "no"}] * 4, (), 4, "no prompt"),
+    "all too long": (LONG, (), 4, "no sample of data.train is left; 2 of 2 samples have more than 128 tokens"),
+    "one judged answer": (judged(sums(1))[:1], ("objective=kto", "data.eval_fraction=0"), 4, "a single answer"),
+    "beta of 0": (sums(4), ("objective.beta=0.0",), 3, "objective.beta is 0"),
+    "smoothing of 0": (sums(4), ("objective=exo_pair", "objective.label_smoothing=0.0"), 3, "takes its logarithm"),
+    "unknown": (sums(4), ("objective=dpa",), 3, "dpo"),
+    "not its setting": (sums(4), ("objective.gamma=1.0",), 3, "for simpo"),
+    "loss": (sums(4), ("data.loss=all",), 3, "data.loss is all"),
+    "no base": (sums(4), ("objective.reference=adapter", "lora=null"), 3, "not the base of fresh adapters"),
+    "no cache": (sums(4), ("data.cache_dir=/dev/null/cache",), 8, "/dev/null"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    records, settings, code, part = BAD[name]
+    recipe = make_pairs(tmp_path, records=records)
+    assert main(["train", str(recipe), "train.device=cpu", *settings]) == code
+    error = capfd.readouterr().err
+    assert part in error and "next: " in error and "Traceback" not in error
+
+
+def test_preferences_without_their_objective(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(make_pairs(tmp_path)), "objective=next_tokens"]) == 4
+    assert "objective.name: dpo for pairs" in capfd.readouterr().err
+
+
+# --- Kills and ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xdist_group("runs in forks")
+@pytest.mark.parametrize("how", [("lora=null",), pytest.param((), marks=pytest.mark.full)], ids=["full", "adapters"])
+def test_two_ranks_have_the_hash_of_one(forks: Forks, tmp_path: Path, how: tuple[str, ...]) -> None:
+    recipe = make_pairs(tmp_path, records=plain(24))
+    words = ["train", recipe, "train.accumulation_steps=4", "train.steps=3", "train.batch_size=1", "data.seq_len=48"]
+    outputs = []
+    for ranks in (1, 2):
+        ended = forks.run(*words, *how, f"train.output_dir={tmp_path / str(ranks)}", "--nproc", str(ranks))
+        assert ended.code == 0, ended
+        outputs.append([line for line in ended.out.splitlines() if line.startswith(("state hash", "held out", "eval"))])
+        assert EXACT in ended.out
+    assert outputs[0] == outputs[1]
+    assert [_timeless(row) for row in rows(tmp_path / "1")] == [_timeless(row) for row in rows(tmp_path / "2")]
+    few = make_pairs(tmp_path, records=plain(24)[:1])
+    settings = ("data.eval_fraction=0", "train.accumulation_steps=2", f"train.output_dir={tmp_path / 'few'}")
+    ended = forks.run("train", few, *settings, "--nproc", "2")
+    assert ended.code == 4 and "cannot be shared by 2 ranks" in ended.err

@@ -19,6 +19,7 @@ from genesis.files.filesystem import Call
 from tests.files.faults import Recorder
 from tests.soak.kills import End, problems
 from tests.train.chats import make_chats
+from tests.train.preferences import make_pairs
 from tests.train.runs import Forks, checkpoints, load, make, make_lora, memory_folder, observed, rows, train
 
 pytestmark = pytest.mark.xdist_group("runs in forks")
@@ -119,12 +120,16 @@ def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> 
         assert not list(cache.glob(".tmp-*"))
 
 
-@pytest.mark.parametrize(("recipe_of", "kills", "steps"), [(make, 6, 40), (make_chats, 3, 20)], ids=["model", "chats"])
+@pytest.mark.parametrize(
+    ("recipe_of", "kills", "steps"),
+    [(make, 6, 40), (make_chats, 3, 20), (make_pairs, 2, 8), pytest.param(make_pairs, 10, 40, marks=pytest.mark.full)],
+    ids=["model", "chats", "pairs", "pairs, ten times"],
+)
 def test_killed_at_random_instants(
     forks: Forks, folder: Path, recipe_of: Callable[[Path], Path], kills: int, steps: int
 ) -> None:
     """One run, killed again and again: it comes to its end, and to the same one; also one of adapters, on chats."""
-    folder = folder / f"random {recipe_of.__name__}"
+    folder = folder / f"random {recipe_of.__name__} {kills}"
     folder.mkdir()
     recipe, output = recipe_of(folder), folder / "random"
     long = (f"train.steps={steps}", "checkpoint.every=1", "eval.every=null")
