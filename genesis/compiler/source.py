@@ -141,9 +141,9 @@ def memory_order(space: Shape, strides: Shape) -> list[int]:
 
 
 def warps(tile: tuple[int, ...]) -> int:
-    """The warps of a program with a tile. Rows that are cut into pieces need more registers per element."""
-    elements = tile[0] * max(1, sum(tile[1:])) * (2 if len(tile) > 2 else 1)
-    return 4 if elements < 4096 else 8 if elements < 8192 else 16
+    """The warps of a program with a tile. Rows in pieces load element by element; then more programs are faster."""
+    elements, most = tile[0] * max(1, sum(tile[1:])), 4096 if len(tile) == 2 else 9216
+    return 4 if elements < most else 8 if elements < 2 * most else 16
 
 
 def accumulator(call: Call) -> DType:
