@@ -21,7 +21,7 @@ from genesis.autograd.graph import BaseNode, Edge, is_same_window, tape_watches
 from genesis.autograd.record import AccumulateNode, TensorBase, apply, as_tensor, taped
 from genesis.backend import mode
 from genesis.errors import GradientError, NumericError, ShapeError, UsageError
-from genesis.op import Accumulated, GradientLease, registry
+from genesis.op import Accumulated, GradientLease, current_tracer, registry
 
 units: weakref.WeakSet[Array] = weakref.WeakSet()  # gradients of 1 with which passes start at a scalar loss
 
@@ -179,7 +179,7 @@ class _Step:
     def take_accumulated(self, i: int) -> Accumulated | None:
         """See Context.take_accumulated."""
         edge = self.node.edges[i]
-        if edge is None:
+        if edge is None or getattr(current_tracer(), "is_functional", False):  # a graph holds no op that adds to memory
             return None
         gradient, is_own = self.current.accumulated(edge), edge in self.current.owned
         if gradient is not None:

@@ -131,6 +131,8 @@ class Trace:
         constants: arrays that the function makes from numbers, by id.
     """
 
+    is_functional = True
+
     def __init__(self, owners: Iterable[Array] = ()) -> None:
         self.graph = Graph()
         self.captured: list[tuple[Array, Value]] = []

@@ -458,6 +458,25 @@ def test_a_second_derivative_needs_the_inputs() -> None:
         genesis.autograd.grad(y.sum(), [x], create_graph=True)
 
 
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.memory = nn.Embedding(7, 4), nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, ids: Any) -> Any:
+        return F.cross_entropy((self.memory(self.embed(ids))[0] @ self.embed.weight.t()).flatten(0, 1), ids.flatten())
+
+
+def test_weights_that_are_used_twice() -> None:
+    genesis.manual_seed(0)
+    model, ids, found = Tied(), genesis.tensor([[1, 2, 3], [3, 3, 0]]), []
+    for each in (model, genesis.compile(model, fullgraph=True)):
+        model.zero_grad()
+        each(ids).backward()
+        found.append([p.grad.numpy() for p in model.parameters()])
+    assert all(np.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
+
+
 def test_values_that_change_are_not_kept() -> None:
     scale, x = genesis.tensor(2.0), ramp(3)
 

@@ -40,16 +40,11 @@ def test_pieces_run_as_fused_programs_from_the_second_call_on() -> None:
     compiled, _ = runs(branch, ramp(6, 7))
     first, second = compiled.lazy.pieces.values()
     assert [[len(step.calls) for step in piece.program.steps] for piece in (first, second)] == [[3, 1], [5]]
+    assert [len(first.program.results), len(second.program.results)] == [2, 1]  # what nothing refers to is not stored
     assert (first.reason, second.reason) == ("reads values on the host", "ends")
     assert first.line.rpartition("/")[2].startswith("test_lazy.py:")
     assert equal(compiled(-ramp(6, 7)), branch(-ramp(6, 7)))  # the other branch is a third piece
     assert [piece.runs for piece in compiled.lazy.pieces.values()] == [4, 3, 1]
-
-
-def test_a_value_that_nothing_refers_to_is_not_stored() -> None:
-    compiled, _ = runs(branch, ramp(6, 7))
-    first, second = compiled.lazy.pieces.values()
-    assert [len(first.program.results), len(second.program.results)] == [2, 1]
 
 
 def test_explain_shows_the_pieces() -> None:
