@@ -14,6 +14,7 @@ from genesis.data.tokenizer import Tokenizer
 from genesis.errors import GenesisError, UsageError, escape
 from genesis.files.paths import exists
 from genesis.keywords import checked
+from genesis.nn.quantized import QuantizedLinear
 from genesis.train.bounds import BOUNDS
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
@@ -28,6 +29,7 @@ WHERE = "generate"  # the place that errors name
 MAX_TOKENS = 128  # the same as the schema's eval.sample_tokens
 ROWS = 16  # concurrent sequences: a CPU's matmuls gain little from more
 GPU_ROWS = 512  # the most rows that the decoding kernels take; fewer if memory is short
+CODED_ROWS = 32  # the same with 8-bit weights: a step of more rows would dequantize them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,10 @@ def engine_for(
     """
     capacity = max([length_of(model, request) for request in requests], default=1)
     most, on_host = max(1, len(requests)), model.model.embed_tokens.weight.device == CPU
-    rows = min(rows or (ROWS if on_host else GPU_ROWS), most)
+    if not rows:
+        is_coded = any(isinstance(each, QuantizedLinear) for each in model.modules())
+        rows = ROWS if on_host else CODED_ROWS if is_coded else GPU_ROWS
+    rows = min(rows, most)
     if exact:
         check_model(model, cache)
     if on_host:

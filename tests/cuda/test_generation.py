@@ -26,7 +26,8 @@ from genesis.train.captured import Captured
 from genesis_models.engine import EagerEngine, Request, Sampling, device_rows
 from genesis_models.engine import device as device_module
 from genesis_models.engine.device import DeviceEngine
-from genesis_models.generate import GPU_ROWS, engine_for
+from genesis_models.generate import CODED_ROWS, GPU_ROWS, engine_for
+from genesis_models.weights import quantize
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_device_engine import held, last_logits
 from tests.models.test_engine import GREEDY, by_request, prompts
@@ -122,6 +123,7 @@ def test_a_model_on_a_gpu_is_given_this_engine_which_captures_once() -> None:
     with pytest.raises(UsageError, match="fp8 on the CPU"):
         engine_for(tiny("cpu"), requests, cache="fp8")
     assert (engine_for(model, requests, rows=1).rows, engine_for(model, requests * GPU_ROWS).rows) == (1, GPU_ROWS)
+    assert engine_for(quantize(model, "int8"), requests * GPU_ROWS).rows == CODED_ROWS
 
 
 class BehindDriver(HostDriver):
