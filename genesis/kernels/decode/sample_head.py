@@ -147,19 +147,19 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     hidden, weight, keys, settings = _aligned(hidden), _aligned(weight), contiguous(keys), contiguous(settings)
     blocks = triton.cdiv(classes, BLOCK)
     statistics = [empty((rows, blocks), float32, hidden.device) for _ in range(2)]
-    bm, bk, kind = 64, 64 if hidden.dtype.itemsize == 2 else 32, hidden.dtype
+    bm, bk, kind = 64 if rows <= 64 else 128, 64 if hidden.dtype.itemsize == 2 else 32, hidden.dtype
     kind = float32 if is_interpreted() and kind is bfloat16 else kind
-    common = {"K": k, "DOT": TRITON[kind.name], "OVERLAP": can_overlap(hidden), "BN": BLOCK, "BK": bk, "num_warps": 4}
-    launch(
+    common = {"K": k, "DOT": TRITON[kind.name], "OVERLAP": can_overlap(hidden), "BN": BLOCK, "BK": bk}
+    launch(  # a warp has 16 rows, whose statistics four lanes add
         head_blocks_kernel, triton.cdiv(rows, bm) * blocks, *statistics,
         Descriptor(hidden, hidden.shape, hidden.strides, (bm, bk)),
         Descriptor(weight, weight.shape, weight.strides, (BLOCK, bk)), settings, rows, classes, settings.strides[0],
-        BM=bm, num_stages=4, **common,
+        BM=bm, num_warps=bm // 16, num_stages=4 if bm == 64 else 3, **common,
     )  # fmt: skip
     launch(
         head_draw_kernel, rows, *out, *statistics, hidden, weight, keys, settings, classes, blocks, hidden.strides[0],
         weight.strides[0], settings.strides[0], UNIT=unit_of(classes), TILES=triton.next_power_of_2(blocks),
-        num_stages=3, **common,
+        num_warps=4, num_stages=3, **common,
     )  # fmt: skip
 
 
