@@ -10,6 +10,7 @@ from genesis_cli.session.generation import GENERATE, GENERATE_MEMORY, chosen_sam
 from genesis_cli.session.inference import found_source, opened
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
+from genesis_cli.session.settings import check_recorded
 from genesis_models.engine.comparison import compare, first_layer
 from genesis_models.engine.exact import check_model
 from genesis_models.generate import GPU_ROWS
@@ -36,7 +37,8 @@ def check_exact(
         layers: also name the first layer that differs.
 
     Raises:
-        NumericError: some differ; it names the first. DeviceError, ModelError: the device or model cannot be exact.
+        NumericError: some differ; it names the first. DeviceError, ModelError: the device or model cannot be exact, or
+            the run was exact on another GPU model or with another Triton.
     """
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         asked = read_prompts(prompts)
@@ -45,6 +47,7 @@ def check_exact(
         sampling = chosen_sampling(source, given, seed, Output(sys.stderr), exact=True)
         model, tokenizer = opened(source, resolve_device(device), dtype)
         check_model(model)
+        check_recorded(source.folders, resolve_device(device))
         requests = requests_of(model, asked, source, tokenizer, sampling, max_tokens)
         found = compare(model, requests, min(len(requests), GPU_ROWS))
         if not found.tokens:

@@ -25,6 +25,7 @@ from genesis.train.output import Output
 from genesis_cli.session.inference import COMMON, found_source, opened, template_folder
 from genesis_cli.session.phrases import phrased_for
 from genesis_cli.session.preparation import resolve_device
+from genesis_cli.session.settings import check_recorded
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
 from genesis_models.engine import Engine, Piece, Request, Sampling, continue_texts
@@ -201,6 +202,8 @@ def generate(
         model, tokenizer = opened(source, resolve_device(device), dtype)
         requests = requests_of(model, asked, source, tokenizer, sampling, max_tokens, special)
         engine = engine_for(model, requests, cache=kv_cache, exact=exact)
+        if exact:
+            check_recorded(source.folders, resolve_device(device))
         found = continue_texts(engine, requests, tokenizer, stop, special=special)
         is_chat = not any(isinstance(each.record, str) for each in asked)
         say = tell or Output(sys.stderr).line

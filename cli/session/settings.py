@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 from genesis import cuda
 from genesis.backend import Device
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
+from genesis.files.atomic import read_manifest
 from genesis.files.boundary import boundary
-from genesis.files.paths import exists
+from genesis.files.paths import exists, list_folder
 from genesis.files.strict_json import read_limited
 from genesis.train.config import LORA, Config, LoraConfig
 from genesis.train.config_file import parse_config
@@ -117,4 +120,28 @@ def exact_platform(config: Config, device: Device) -> dict[str, str] | None:
     if config.model.dtype != "bfloat16":
         what = f"train.exact computes in bfloat16, but the weights are {config.model.dtype}"
         raise ConfigError(what, where="model.dtype", next=f"set it to bfloat16, or {next}")
+    return platform(device)
+
+
+def platform(device: Device) -> dict[str, str]:
+    """Return what decides the bits of exact sums: the GPU model and the version of Triton."""
     return {"gpu": cuda.get_device_name(device), "triton": version("triton")}
+
+
+def check_recorded(folders: Iterable[Path], device: Device) -> None:
+    """Check that a run which was trained exactly is used where its sums have the same bits.
+
+    Raises:
+        DeviceError: a checkpoint records others.
+    """
+    now = platform(device)
+    for folder in folders:
+        checkpoints = [folder / name for name in list_folder(folder) if name.startswith("checkpoint-")]
+        for each in (folder, *checkpoints):
+            with suppress(ModelError, OSError):  # most folders have no manifest
+                recorded = read_manifest(each).metadata.get("exact")
+                if not isinstance(recorded, dict) or recorded == now:
+                    continue
+                changed = [f"{key} {escape(recorded.get(key))}, now {value}" for key, value in now.items()]
+                what = f"the run was exact with {'; '.join(changed)}: sums have other bits"
+                raise DeviceError(what, where=escape(each), next="use the recorded ones")

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import genesis_models
+from genesis.backend import Device
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DeviceError, ModelError, NumericError, UsageError
+from genesis.files.atomic import AtomicFolder
 from genesis_cli.session.exactness import check_exact
 from genesis_cli.session.generation import generate
+from genesis_cli.session.settings import check_recorded, platform
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.comparison import compare, first_layer
 from genesis_models.engine.device import DeviceEngine
@@ -166,3 +169,17 @@ def test_on_the_cpu_the_commands_say_why_not(folder: Path) -> None:
         list(generate(str(folder), "words", exact=True, **how))
     assert printed("eval", str(folder), "--check-exact")[0] == 2
     assert printed("eval", str(folder), "--exact", "--data", str(folder), "--device", "cpu")[0] == 6
+
+
+def test_a_run_that_was_exact_elsewhere_is_refused(folder: Path) -> None:
+    device = Device("cuda", 0)
+    now = platform(device)
+    check_recorded([folder], device)
+    for number, triton in ((1, now["triton"]), (2, "0.1")):
+        with AtomicFolder(folder / f"checkpoint-{number}") as writer:
+            writer.metadata["exact"] = {**now, "triton": triton}
+        if number == 1:
+            check_recorded([folder], device)
+    with pytest.raises(DeviceError, match=r"triton 0\.1, now") as found:
+        check_recorded([folder], device)
+    assert found.value.where == str(folder / "checkpoint-2")
