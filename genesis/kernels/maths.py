@@ -201,7 +201,7 @@ def fma(x, y, z):
 @triton.jit
 def rounded_product(x, y):
     """Return x·y, rounded. It is never contracted with a later addition. x and y must have the same shape."""
-    return fma(x, y, tl.zeros_like(x))
+    return fma(x, y, tl.where(x == x, 0.0, 0.0).to(x.dtype))  # Gluon has no `tl.zeros_like`
 
 
 @triton.jit

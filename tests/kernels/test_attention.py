@@ -389,3 +389,22 @@ def test_a_chunk_of_a_prompt_over_the_row_of_a_cache(
     assert uses_tma
     assert all(uses_tma) or not is_interpreted()
     assert copied_keys == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [64, 80, 96, 128])
+def test_overlapped_wgmmas_give_the_same_bits(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU without the kernels of wgmma_backward.py both sides are the plain ones."""
+    for packed, causal, window, tokens, rotation in (
+        (True, True, 0, 200, "token"), (False, True, 70, 130, None), (False, False, 0, 64, "position"),
+    ):  # fmt: skip
+        c = case(size, bfloat16, packed, causal, window, tokens, rotation)
+        o, lse, *kept = attention_packed(c.x, *c.rest, **c.attrs)
+        found = []
+        for overlaps in (kernels.overlaps_wgmmas, lambda p, t: False):
+            monkeypatch.setattr(kernels, "overlaps_wgmmas", overlaps)
+            dx = on_gpu(np.full(c.x.shape, np.nan, bfloat16.numpy), bfloat16)
+            kernels.attention_packed_backward(dx, c.g, (kept or [c.x])[0], o, lse, *c.rest, **c.attrs)
+            found.append(dx.numpy().tobytes())
+        assert found[0] == found[1]
+        monkeypatch.undo()

@@ -61,6 +61,12 @@ from genesis.kernels.attention.spilled_ds import (
     ds_chunks_of,
 )
 from genesis.kernels.attention.warp_specialized import forward_ws_into
+from genesis.kernels.attention.wgmma_backward import (
+    VECTOR_LAYOUT,
+    attention_bwd_dkdv_wgmma,
+    attention_bwd_dq_wgmma,
+    overlaps_wgmmas,
+)
 from genesis.kernels.elements import work_type
 from genesis.kernels.gemm.copies import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.norm.rope import rope
@@ -178,13 +184,14 @@ def backward_into(
         _spilled_backward_into(grads, g, q, k, v, o, lse, doc_starts, scale, window, tables)
         return
     rope_tables, stats = _rope_of(tables), _stats(p, t.queries, doc_starts, q)
-    blocks = triton.cdiv(p.tokens, t.queries)
+    blocks, overlaps = triton.cdiv(p.tokens, t.queries), overlaps_wgmmas(p, t)
     launch(
-        attention_bwd_dq, blocks * p.batches * p.heads, grads[0], *stats, p.tiled(q, t.queries), p.tiled(g, t.queries),
-        p.tiled(k, t.keys), p.tiled(v, t.keys), g, o, lse, doc_starts, *rope_tables, p.sizes,
+        attention_bwd_dq_wgmma if overlaps else attention_bwd_dq, blocks * p.batches * p.heads, grads[0], *stats,
+        p.tiled(q, t.queries, overlaps), p.tiled(g, t.queries, overlaps), p.tiled(k, t.keys, overlaps),
+        p.tiled(v, t.keys, overlaps), g, o, lse, doc_starts, *rope_tables, p.sizes,
         l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks, 32 << 20), p.head_dim, p.scales,
         (*(x.strides for x in (grads[0], g, q, k, v, o, lse)), p.doc_starts_strides),
-        TILE=(t.queries, t.keys, p.padded), **p.constants, **_options(t),
+        TILE=(t.queries, t.keys, p.padded, t.stages), **p.constants, **_options(t),
     )  # fmt: skip
     _launch_dkdv(grads[1], grads[2], p, t.queries, dkdv_tile, rope_tables, stats, g, q, k, v, group_part)
 
@@ -220,15 +227,19 @@ def _launch_dkdv(
     group_part = group_part or heads_per_program(programs, p.group)
     splits = triton.cdiv(p.group, group_part)
     parts = [empty((splits, *x.shape), work_type(q.dtype), q.device) if splits > 1 else x for x in (dk, dv)]
-    first = None if stats.first is None else p.vectors(stats.first, tile.queries)[0]
+    first, overlaps = stats.first, overlaps_wgmmas(p, tile)
+    if first is not None and not overlaps:
+        first = p.vectors(first, tile.queries)[0]
     launch(
-        attention_bwd_dkdv, programs * splits, *parts, p.tiled(q, tile.queries), p.tiled(g, tile.queries),
-        p.tiled(k, tile.keys), p.tiled(v, tile.keys), ds, *p.vectors(stats.lse_and_delta, tile.queries), first,
-        stats.low, stats.high,
+        attention_bwd_dkdv_wgmma if overlaps else attention_bwd_dkdv, programs * splits, *parts,
+        p.tiled(q, tile.queries, overlaps), p.tiled(g, tile.queries, overlaps), p.tiled(k, tile.keys, overlaps),
+        p.tiled(v, tile.keys, overlaps), ds,
+        *p.vectors(stats.lse_and_delta, tile.queries, VECTOR_LAYOUT if overlaps else ""), first, stats.low, stats.high,
         *(rope_tables if splits == 1 else _Rope()), (p.tokens, p.keys, p.batches, p.key_heads, p.group, group_part),
         l2_sections(group_part * p.tokens, p.batches * p.key_heads * splits, p.kv_row_bytes, blocks), p.head_dim,
         p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))),
-        TILE=(tile.queries, tile.keys, p.padded), RATIO=stats_queries // tile.queries, **p.constants, **_options(tile),
+        TILE=(tile.queries, tile.keys, p.padded, tile.stages), RATIO=stats_queries // tile.queries, **p.constants,
+        **_options(tile),
     )  # fmt: skip
     if splits > 1:
         rows, columns = p.batches * p.keys * p.key_heads, triton.next_power_of_2(triton.cdiv(p.head_dim, 2))

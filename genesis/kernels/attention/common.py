@@ -13,7 +13,7 @@ Shapes: B batches, T tokens (queries), H heads, D head dimension. Arguments of s
     strides    one tuple per array [B, T, H, D], in the order of the kernel's arguments; `sx` are the strides of x
     head_dim   columns of a head; tiles have BD columns, the next power of 2
     DOT        (TYPE, WORK, PRECISION): type of operands, type of accumulators, input_precision of tl.dot
-    TILE       (BM, BN, BD): queries, keys and columns of a tile
+    TILE       (BM, BN, BD[, stages]): queries, keys and columns of a tile, and stages of the pipeline
 
 A query sees the keys in [first visible key, visible end). Documents and windows bound that range on the left (then
 LEFT_BOUND is set), causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal.

@@ -115,8 +115,8 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
 
 
 @triton.jit
-def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tile, sizes, head_dim, strides,
-                        LEFT_BOUND: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, o_row, o_d, tile, sizes, head_dim,
+                        strides, LEFT_BOUND: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr):  # fmt: skip
     """Return LSE in units of log2 and delta = rowsum(dO · O) of a block of queries, [BM] each, after storing them.
 
     The first head also stores the first visible key of each query, and its bounds over the block.
@@ -125,6 +125,7 @@ def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_firs
         p_stats: [2, batches·heads·blocks·BM]: LSE, then delta, padded to whole blocks.
         p_low: smallest first visible key of each block, [batches·blocks]; `p_high` has the largest ones.
         p_first: first visible key of each query, [batches·blocks·BM].
+        o_row: 0 to BM - 1; `o_d` are 0 to BD - 1.
         tile: (i_batch, i_head, i_block).
         sizes: (tokens, keys, batches, heads).
         strides: strides of g, o and lse.
@@ -134,10 +135,10 @@ def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_firs
     sg, so, sl = strides
     blocks = tl.cdiv(tokens, BM)
     start = i_block * BM
-    o_query, o_d = start + tl.arange(0, BM), tl.arange(0, BD)  # [BM], [BD]
+    o_query = start + o_row  # [BM]
     m_query = o_query < tokens  # [BM]
-    batch64, head64, o_row = i_batch.to(tl.int64), i_head.to(tl.int64), tl.arange(0, BM)
-    rows64 = tl.zeros((), tl.int64) + batches * heads
+    batch64, head64 = i_batch.to(tl.int64), i_head.to(tl.int64)
+    rows64 = tl.cast(batches * heads, tl.int64)
     p_g += batch64 * sg[0] + head64 * sg[2] + start.to(tl.int64) * sg[1]
     p_o += batch64 * so[0] + head64 * so[2] + start.to(tl.int64) * so[1]
     m = m_query[:, None] & (o_d < head_dim)[None, :]  # [BM, BD]
@@ -179,8 +180,8 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
     o_query = i_block * BM + tl.arange(0, BM)  # [BM]
     b_first = first_visible_key(p_doc_starts, i_batch, o_query, o_query < tokens, keys - tokens, keys, window, ss)
     store_lse_and_delta(
-        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, (i_batch, i_head, i_block),
-        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM, BD,
+        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tl.arange(0, BM), tl.arange(0, BD),
+        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM,
     )  # fmt: skip
 
 
@@ -212,8 +213,8 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     m_query = o_query < tokens  # [BM]
     b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss)  # [BM]
     b_lse, b_delta = store_lse_and_delta(  # [BM] each
-        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, (i_batch, i_head, i_block),
-        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM, BD,
+        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tl.arange(0, BM), tl.arange(0, BD),
+        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM,
     )  # fmt: skip
     b_q = load_rows(q, i_batch, i_head, start, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
     b_g = load_rows(g, i_batch, i_head, start, tokens, head_dim, sg, TMA, TYPE, BM, BD)  # [BM, BD]
@@ -254,13 +255,13 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
 
 
 @triton.jit
-def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal, CAUSAL: tl.constexpr,
+def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal, o_lane, CAUSAL: tl.constexpr,
                          LEFT_BOUND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                          RATIO: tl.constexpr):  # fmt: skip
     """Return (begin, causal_end, left_begin, end). Query blocks [begin, end) see keys in [start_n, start_n + BN).
     Blocks before `causal_end` need the causal mask; blocks from `left_begin` on need the mask of first visible keys.
 
-    Each bound of first visible keys at `p_low` and `p_high` covers RATIO query blocks.
+    Each bound of first visible keys at `p_low` and `p_high` covers RATIO query blocks. `o_lane` are 0 to 31.
     """
     blocks = tl.cdiv(tokens, BM)
     last = tl.minimum(start_n + BN, keys) - 1
@@ -272,7 +273,7 @@ def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal
         end = 0
         count = tl.cdiv(tokens, BM * RATIO)
         for t in range(0, count, 32):  # one warp's lanes, so that no warp waits for another
-            o = t + tl.arange(0, 32)  # [32]
+            o = t + o_lane  # [32]
             m = o < count
             least = tl.load(p_low + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
             most = tl.load(p_high + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
@@ -331,7 +332,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads
     o_key = start_n + tl.arange(0, BN)  # [BN]
     begin, causal_end, left_begin, end = visible_query_blocks(
-        p_low, p_high, i_batch, start_n, tokens, keys, diagonal, CAUSAL, LEFT_BOUND, BM, BN, RATIO
+        p_low, p_high, i_batch, start_n, tokens, keys, diagonal, tl.arange(0, 32), CAUSAL, LEFT_BOUND, BM, BN, RATIO
     )
     b_k = load_rows(k, i_batch, i_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
     b_v = load_rows(v, i_batch, i_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
@@ -378,7 +379,8 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         b_dk = add_sum_over_queries(b_dk, b_ds, b_q, PRECISION, TRANSPOSED)
         if p_ds is not None:
             store_ds(
-                p_ds, b_ds, i_batch * query_heads + i_query_head, i_block, i_query_block, tokens, 8 if TRANSPOSED else 4
+                p_ds, b_ds, tl.arange(0, BN), tl.arange(0, BM), i_batch * query_heads + i_query_head, i_block,
+                i_query_block, tokens, 8 if TRANSPOSED else 4,
             )  # fmt: skip
     # Store this split's dV and dK.
     if TRANSPOSED:

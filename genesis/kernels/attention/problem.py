@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import triton
+from triton.experimental.gluon import language as gl
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
@@ -50,19 +51,22 @@ class Problem(NamedTuple):
         """Columns of a tile."""
         return padded_head_dim(self.head_dim)
 
-    def tiled(self, x: Array, rows: int) -> Array | Descriptor:
+    def tiled(self, x: Array, rows: int, is_gluon: bool = False) -> Array | Descriptor:
         """Return the kernel argument for `x` [B, T, H, D], which is read in tiles of `rows` rows of a head."""
         if not self.uses_tma:
             return x
         shape, strides = tma_region(x)
-        return Descriptor(x, shape, strides, (1, 1, rows, self.padded))
+        block = (1, 1, rows, self.padded)
+        kind = {"bfloat16": gl.bfloat16, "float16": gl.float16}[x.dtype.name]
+        layout = repr(gl.NVMMASharedLayout.get_default_for(list(block), kind)) if is_gluon else ""
+        return Descriptor(x, shape, strides, block, layout=layout)
 
-    def vectors(self, x: Array, count: int) -> list[Array | Descriptor]:
+    def vectors(self, x: Array, count: int, layout: str = "") -> list[Array | Descriptor]:
         """Return the kernel arguments for the rows of a matrix `x`, which are read `count` elements at a time."""
         arguments: list[Array | Descriptor] = []
         for i in range(x.shape[0]):
             row = x.view((x.shape[1],), (1,), x.offset + i * x.shape[1])
-            arguments.append(Descriptor(row, row.shape, (1,), (count,)) if self.uses_tma else row)
+            arguments.append(Descriptor(row, row.shape, (1,), (count,), layout=layout) if self.uses_tma else row)
         return arguments
 
 

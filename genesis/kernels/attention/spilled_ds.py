@@ -124,7 +124,7 @@ def store_fragments(p_x, o, b_x, WARPS: tl.constexpr):
     `tl.store` would first change the layout through shared memory. With such a change in the loop, the assembler does
     not overlap wgmmas with other work.
     """
-    p_all = tl.broadcast_to(p_x.to(tl.int64), o.shape)  # [BT, BT]
+    p_all = o.to(tl.int64) * 0 + p_x.to(tl.int64)  # [BT, BT]; Gluon has no `tl.broadcast_to` of scalars
     FRAGMENT: tl.constexpr = STORE_BY_4_WARPS if WARPS == 4 else STORE_BY_8_WARPS
     tl.inline_asm_elementwise(FRAGMENT, CONSTRAINTS, [p_all, o, b_x], dtype=tl.int8, is_pure=False, pack=16)
 
@@ -138,10 +138,11 @@ if is_interpreted():
 
 
 @triton.jit
-def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
+def store_ds(p_ds, b_ds, o_key, o_query, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
     """Store a tile of ds, b_ds [BT keys, BT queries].
 
     Args:
+        o_key: 0 to BT - 1, like `o_query`.
         i_head: index among the query heads of all sequences.
         i_key: index of the block of keys.
         i_query: index of the block of queries.
@@ -150,8 +151,7 @@ def store_ds(p_ds, b_ds, i_head, i_key, i_query, tokens, WARPS: tl.constexpr):
     width = (blocks + 1) * BT
     row, column = tile_origin(i_key, i_query, blocks)
     p_ds += (i_head.to(tl.int64) * (tl.cdiv(blocks, 2) * BT) + row) * width + column
-    o = tl.arange(0, BT)  # [BT]
-    store_fragments(p_ds, o[:, None] * width + permuted_column(o)[None, :], b_ds, WARPS)
+    store_fragments(p_ds, o_key[:, None] * width + permuted_column(o_query)[None, :], b_ds, WARPS)
 
 
 # --- dQ ---------------------------------------------------------------------------------------------------------------

@@ -32,9 +32,8 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels.attention.common import LN2
-from genesis.kernels.attention.problem import Problem, tma_region
+from genesis.kernels.attention.problem import Problem
 from genesis.kernels.gemm.warp_specialized import reinterpret, tma_load
 
 # --- Scheduling -------------------------------------------------------------------------------------------------------
@@ -304,14 +303,6 @@ def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> i
     return 1 if longest(1) <= IMBALANCE * longest(heads) else heads
 
 
-def _tma_tiles(x: Array, rows: int, columns: int) -> Descriptor:
-    """Return a descriptor of tiles [rows, columns] of a head, with their layout in shared memory."""
-    kind = {"bfloat16": gl.bfloat16, "float16": gl.float16}[x.dtype.name]
-    shape, strides = tma_region(x)
-    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], kind)
-    return Descriptor(x, shape, strides, (1, 1, rows, columns), layout=repr(layout))
-
-
 def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
     """Launch the kernel for problem `p` without documents. Return False, without launching, where it is slower."""
     heads, blocks = p.batches * p.heads, triton.cdiv(p.tokens, BM)
@@ -324,8 +315,8 @@ def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: 
         return False
     section = heads_per_section(blocks, heads, causal, sm_count)
     launch(
-        attention_fwd_ws, backend_of(q.device).persistent_programs(), _tma_tiles(q, BM // 2, p.padded),
-        _tma_tiles(k, block, p.padded), _tma_tiles(v, block, p.padded), o, lse,
+        attention_fwd_ws, backend_of(q.device).persistent_programs(), p.tiled(q, BM // 2, True),
+        p.tiled(k, block, True), p.tiled(v, block, True), o, lse,
         (p.tokens, p.keys, p.heads, p.group, heads, blocks, section), p.head_dim, p.scales[:2], o.strides[:3],
         CAUSAL=causal, TILE=(BM, block, p.padded), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, num_warps=WARPS,
