@@ -123,7 +123,8 @@ class Piece:
     def _run_ops(self, calls: list[Waiting], slots: list[Any], kept: list[int]) -> None:
         last = {}
         for i, call in enumerate(calls):
-            last.update({x.slot: i for x in call.operands if isinstance(x, Window)} | dict.fromkeys(call.made, i))
+            used = [x.slot for x in (*call.operands, call.target) if isinstance(x, Window)]
+            last.update(dict.fromkeys((*used, *call.made), i))
         for i, call in enumerate(calls):
             inputs = tuple([x.array(slots) if isinstance(x, Window) else x for x in call.operands])
             out = None if call.target is None else call.target.array(slots)

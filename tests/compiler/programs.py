@@ -93,9 +93,14 @@ def program(seed: int) -> tuple[Callable[..., Any], int, World]:
     breaks, scale, world = seed % 2 == 1, rng.choice((1.0, 0.5, 2)), World()
     draws = tuple(rng.random() for _ in range(300))
 
-    def host(left: Any, pick: Any, x: Tensor) -> Any:
+    def host(left: Any, pick: Any, x: Tensor, args: tuple[Tensor, ...]) -> Any:
         found = pick(HOST)(x)
         kind = next(left)
+        if kind < 0.15:  # change an argument
+            with genesis.no_grad():
+                y = pick(args).detach()
+                pick(IN_PLACE)(y, scale)
+            return x + y.sum()
         if kind < 0.4:  # control flow on values
             return x * 2 if x.detach().float().sum().item() > 1e-3 else -x
         if kind < 0.6 and isinstance(found, float) and np.isfinite(found):
@@ -130,7 +135,11 @@ def program(seed: int) -> tuple[Callable[..., Any], int, World]:
             elif kind < 0.65:
                 y = x.detach() * scale if x.ndim > 1 else x + world.powers[0] * GLOBAL
             elif kind < 0.75:
-                y = host(left, pick, x) if breaks else sum((x * p for p in world.powers), x * world.scale) + GLOBAL
+                y = (
+                    host(left, pick, x, args)
+                    if breaks
+                    else sum((x * p for p in world.powers), x * world.scale) + GLOBAL
+                )
             else:
                 other = pick([v for v in values if fits(x, v)] or [x])
                 y = pick((
@@ -157,6 +166,7 @@ def outcome(function: Callable[..., Any], inputs: list[np.ndarray], device: str)
         sum(parts[1:], parts[0]).backward()
     found.append(np.array(genesis.random.default_generator.offset))
     found += [np.zeros(t.shape) if t.grad is None else t.grad.cpu().numpy() for t in tensors]
+    found += [t.detach().cpu().numpy() for t in tensors]
     with genesis.no_grad():  # results that share memory, share it in eager code too
         for v in flat:
             v.add_(1) if v.dtype is not genesis.bool and v.is_contiguous() else None
