@@ -15,7 +15,7 @@ from genesis.backend.cuda.launch import watching_launches
 from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
-from tests.compiler.programs import compare
+from tests.compiler.programs import WORLDS, compare
 
 FACTOR = 2.0
 TABLE = {"scale": 1.0}
@@ -34,20 +34,20 @@ def equal(a: Any, b: Any) -> bool:
     return bool((a == b).all())
 
 
-@pytest.mark.parametrize("first", range(0, 400, 50))
+@pytest.mark.parametrize("first", range(0, 480, 60))
 def test_random_programs_give_eager_results(first: int) -> None:
-    assert [text for seed in range(first, first + 50) if (text := compare(seed, "cpu"))] == []
+    assert [text for seed in range(first, first + 60) if (text := compare(seed, "cpu"))] == []
 
 
 def test_random_programs_in_kernels() -> None:
-    assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda"))] == []
+    assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda", WORLDS[:2]))] == []
 
 
 def test_random_programs_that_pass_over_rows_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((fuse, "ROW_LIMIT", 4), (source, "ROW_LIMIT", 4), (fuse, "LOOP_ROWS", 1),
                                 (source, "LOOP_TILE", 32)):  # fmt: skip
         monkeypatch.setattr(module, name, value)
-    assert [text for seed in range(3000, 3012) if (text := compare(seed, "cuda"))] == []
+    assert [text for seed in range(3000, 3012) if (text := compare(seed, "cuda", WORLDS[:2]))] == []
 
 
 # --- Guards -----------------------------------------------------------------------------------------------------------
