@@ -190,7 +190,10 @@ def float32_power(x, p):
 @triton.jit
 def fast_power(x, p):
     """Return x^p of float32 values: 2^(p·log2 |x|) in float32, with a relative error of 2^-16 at 2^±127."""
-    return power_of_any(tl.exp2(p * log2(tl.abs(x))), x, p)
+    size = tl.abs(x)
+    small = size < 1.1754943508222875e-38  # libdevice takes such numbers as 0
+    logarithm = log2(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0)
+    return power_of_any(tl.exp2(p * logarithm), x, p)
 
 
 @triton.jit

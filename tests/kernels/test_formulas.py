@@ -12,6 +12,7 @@ import pytest
 import genesis
 from genesis.array import Spec
 from genesis.backend.cuda.dispatch import cuda_impl_named, cuda_impls
+from genesis.backend.cuda.launch import watching_launches
 from genesis.kernels.formulas import tile_function
 from genesis.kernels.pointwise import elementwise
 from genesis.op import Op, registry
@@ -122,3 +123,32 @@ def test_operands_of_every_layout(layout: Any, dtype: Any, is_wide: bool, monkey
     elementwise.elementwise(tile_function("sub"), out, a, b)
     x, y = (each.numpy().astype(np.float32) for each in (a, b))
     assert np.array_equal(out.numpy(), (x - y).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", (genesis.bfloat16, genesis.float16, genesis.float32))
+def test_the_form_of_a_function_follows_from_its_results(dtype: Any) -> None:
+    x = genesis.ones(3, device="cuda", dtype=dtype).array
+
+    def form(name: str, *operands: Any, out: Any = dtype) -> str:
+        function = elementwise.expression(registry[name], out, *operands).function
+        return str(function.fn.__name__).rpartition("_")[2]
+
+    narrow = "exact" if dtype is genesis.float32 else "fast"
+    assert form("exp", x) == form("silu", x) == form("pow", x, 2.5) == narrow
+    assert form("div", x, x) == form("reciprocal", x) == form("rsqrt", x) == "exact"  # fast: 0 for huge divisors
+    assert form("lt", x, x, out=genesis.bool) == "exact" and form("add", True, False, out=genesis.bool) == "bools"
+
+
+@pytest.mark.parametrize("dtype", (genesis.bfloat16, genesis.float32))
+def test_a_copy_converts_nothing(dtype: Any) -> None:
+    x, types = genesis.ones(70, 40, device="cuda", dtype=dtype), []
+
+    def note(launch: Any, stream: int) -> None:
+        types.append(launch.constants["WORK"].name)
+        launch.run(stream)
+
+    with watching_launches(note):
+        y = x.t().contiguous()
+        z = x.t().to(genesis.float16)
+    assert types == [{"bfloat16": "bf16", "float32": "fp32"}[dtype.name], "fp32"]
+    assert y.float().sum().item() == z.float().sum().item() == 2800

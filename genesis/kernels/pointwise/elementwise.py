@@ -148,6 +148,8 @@ def elementwise(
     y = outs[0]
     work = work_type(y.dtype if work is None else work)
     arrays = [x for x in operands if isinstance(x, Array)]
+    if function is identity and arrays and arrays[0].dtype is y.dtype:
+        work = y.dtype  # no conversions
     broadcast = [broadcast_strides(x.shape, x.strides, y.shape) for x in arrays]
     order = sorted(range(y.ndim), key=lambda d: -y.strides[d])  # neighbours in memory are neighbours in a tile
     sizes, so, *merged = collapse(*(tuple([each[d] for d in order]) for each in (y.shape, y.strides, *broadcast)))
@@ -221,8 +223,10 @@ def expression(op: OpLike, dtype: DType, *operands: Any, is_several: bool = Fals
     far the most frequent powers, are products.
     """
     work = result_type(operands) if is_several or dtype is bool_ else dtype
-    form = "bools" if work is bool_ else "fast" if work_type(dtype) is not dtype else "exact"
     name, function, first = op.name, None, work_type(work)
+    # A fast division gives 0 for divisors above 2^126, which only a formula that divides by e^x + 1 may ignore.
+    is_fast = work_type(dtype) is not dtype and name not in ("div", "reciprocal", "rsqrt")
+    form = "bools" if work is bool_ else "fast" if is_fast else "exact"
     if name == "where":
         first = bool_
     elif name == "clamp" and None in operands:
