@@ -90,7 +90,8 @@ def test_many_targets_are_sorted(launched: list[object]) -> None:
     "lines, count, targets, along_count, is_shared, want",
     [(440, 1808, 478, False, False, True), (34768, 2876, 3, True, False, True), (646, 279, 50, False, True, True),
      (440, 1808, 2000, False, False, False), (100000, 3, 478, True, False, False),
-     (4096, 20000, 50, False, True, False), (30, 56, 73299, False, True, False)],
+     (4096, 20000, 50, False, True, False), (30, 56, 73299, False, True, False), (8, 8192, 4, False, True, True),
+     (64, 65536, 16, False, True, False), (1, 100000, 64, False, True, False)],
 )  # fmt: skip
 def test_where_comparing_is_profitable(
     lines: int, count: int, targets: int, along_count: bool, is_shared: bool, want: bool

@@ -24,7 +24,7 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import float32, int16, int32, int64
+from genesis.dtypes import float32, int8, int16, int32, int64
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.shape import contiguous
@@ -62,7 +62,7 @@ def transposed_copy(out: Array, x: Array) -> bool:
 # --- Aligned rows -----------------------------------------------------------------------------------------------------
 
 
-ROW = 64  # the row stride of a copy is a multiple of this many elements: 16 units of 8 bytes, stored as vectors
+ROW = 128  # the row stride of a copy is a multiple of this many bytes: 16 units of 8 bytes, stored as vectors
 ELEMENTS = 2048  # elements per tile
 MIN_FLOPS = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
 FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 400 by TMA, copies at 2 TB/s (H100)
@@ -114,9 +114,9 @@ def alignment_is_profitable(flops: int, nbytes: int) -> bool:
     return flops > MIN_FLOPS + FLOPS_PER_BYTE * nbytes
 
 
-def aligned_columns(columns: int) -> int:
-    """Return the row stride of an aligned copy, in elements."""
-    return -(-columns // ROW) * ROW
+def aligned_columns(columns: int, item: int) -> int:
+    """Return the row stride of an aligned copy, in elements of `item` bytes."""
+    return -(-columns * item // ROW) * ROW // item
 
 
 def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
@@ -136,12 +136,12 @@ def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
 
 def _copy_of(out: Array, x: Array) -> Copy:
     """Return the copy in integers of up to 8 bytes."""
-    assert out.strides[-2] % ROW == 0, out.strides
     item, columns = x.dtype.itemsize, x.shape[-1]
+    assert out.strides[-2] * item % ROW == 0, out.strides
     base = 16 if x.data_ptr() % 16 == 0 else item  # a replay may have another address with only this alignment
     grain = math.gcd(base, 8, columns * item, *(st * item for st in x.strides[:-1]))
     ratio = max(grain // item, 1)
-    kind = {2: int16, 4: int32, 8: int64}[item * ratio]
+    kind = {1: int8, 2: int16, 4: int32, 8: int64}[item * ratio]
     shape = (*x.shape[:-1], columns // ratio)
     o, s = (
         Array(a.storage, shape, (*(st // ratio for st in a.strides[:-1]), 1), kind, a.device, a.offset // ratio)

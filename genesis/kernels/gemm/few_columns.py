@@ -18,6 +18,8 @@ from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
 from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
 
 MAX_COLUMNS = 2  # the most columns if A is K-major; otherwise 1, because all lanes then load the same element of B
+MAX_EXACT_COLUMNS = 8  # the same for float32 without tensor cores, whose tiles in shared memory would mostly be empty
+FEW_ELEMENTS = 1 << 20  # elements of an operand A for which reading B by each warp costs little: twice the columns
 ELEMENTS = 2048  # elements of A per tile, 16 per thread
 PROGRAMS_PER_SM = 4
 MIN_STEPS = 4  # the fewest steps along k per part
@@ -76,9 +78,14 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
             tl.store(p_y, converted(b_y, p_o.dtype.element_ty), mask=(o_m < m)[:, None])
 
 
-def is_for_few_columns(n: int, a_row: int, a_column: int, b_row: int) -> bool:
-    """Return whether the kernel supports n columns with these strides. More columns are faster on the tensor cores."""
-    if a_column == 1 and n <= MAX_COLUMNS:
+def is_for_few_columns(
+    n: int, a_row: int, a_column: int, b_row: int, elements: int = FEW_ELEMENTS, is_exact: bool = False
+) -> bool:
+    """Return whether the kernel is the fastest for n columns with these strides, and for that many elements of A.
+    `is_exact` is for float32 without tensor cores, which are faster for more columns.
+    """
+    most = MAX_EXACT_COLUMNS if is_exact else MAX_COLUMNS * (1 + (elements < FEW_ELEMENTS))
+    if a_column == 1 and n <= most:
         return n == 1 or b_row == 1
     return a_row == 1 and n == 1
 

@@ -287,6 +287,7 @@ SORTED, LAUNCHES = 130, 10e6  # ps per position of a sort, and for the launches 
 MAX_TARGETS = 64  # the most targets per program
 SUM_REGISTERS, ELEMENTS = 128, 8  # registers per thread for sums, and the most elements per thread of each target
 PROGRAMS_PER_SM = 4
+ALL_PROGRAMS = 528  # on an H100; fewer leave SMs idle
 
 
 @triton.jit(do_not_specialize=["site", "split", "steps_per_split"])
@@ -366,8 +367,9 @@ def few_targets_tile(lines: int, targets: int, along_count: bool) -> tuple[int, 
 
 def is_profitable(lines: int, count: int, targets: int, tile: tuple[int, int, int], is_shared: bool) -> bool:
     """Return whether comparing takes less than half the estimated time of a sort of each line, or of all if shared."""
-    sizes = zip((targets, lines, count), tile, strict=True)
-    compared = math.prod(triton.cdiv(size, step) * step for size, step in sizes)
+    blocks_t, blocks_l, steps = (triton.cdiv(n, step) for n, step in zip((targets, lines, count), tile, strict=True))
+    programs = blocks_t * blocks_l * max(1, min(MAX_SPLIT, steps // 4))
+    compared = blocks_t * blocks_l * steps * math.prod(tile) * max(1, ALL_PROGRAMS / programs)
     taken = COMPARED * compared + STORED * lines * targets
     return 2 * taken < LAUNCHES + SORTED * count * (1 if is_shared else lines)
 
