@@ -112,7 +112,7 @@ def problem_of(p: Matmul) -> Problem:
         kind = "fp8_long"
     pitches = (p.k if p.layout[0] == "n" else p.m) * item, (p.n if p.layout[1] == "n" else p.k) * item
     layout, out = ("nn", 4) if p.kind == "float32" else (p.layout, OUT.get(p.kind, DTYPES[p.kind]).itemsize)
-    return Problem(kind, layout, p.m, p.n, p.k, p.batch, item, out, pitches, False, item > 1)
+    return Problem(kind, layout, p.m, p.n, p.k, p.batch, item, out, pitches)
 
 
 def calls_of(p: Matmul, candidates: int) -> dict[str, Call]:

@@ -111,6 +111,16 @@ def test_parts_gain_five_percent_or_are_not_made() -> None:
     assert 0 < split < 27
 
 
+def test_threads_copy_small_tiles_of_unaligned_rows_of_2_bytes() -> None:
+    few = problem("half", "nt", 80, 720, 5000, aligned=False)
+    assert not choose(few, 132, HOPPER).by_tma
+    for other in (
+        few._replace(pitches=(128, 1280)), few._replace(has_vectors=False),
+        problem("half", "nt", 4000, 4000, 4008, aligned=False), problem("fp8", "nt", 80, 720, 1040, aligned=False),
+    ):  # fmt: skip
+        assert choose(other, 132, HOPPER).by_tma, other
+
+
 def test_operands_are_copied_to_aligned_rows_where_that_is_profitable() -> None:
     assert choose(problem("half", "nt", 8192, 8192, 8008, aligned=False), 132, HOPPER).copies
     assert not choose(problem("half", "nt", 8192, 8192, 8192, aligned=False), 132, HOPPER).copies

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
+from genesis.kernels.dependents import allow_next
 from genesis.kernels.elements import converted, offsets
 from genesis.kernels.maths import exp, tanh
 
@@ -152,6 +153,9 @@ def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.con
         i_in_group = i_tile - i_group * GROUP * tiles_n
         i_n = quotient(i_in_group, rows)
     return i_batch, i_group * GROUP + i_in_group - i_n * rows, i_n
+
+
+OVERLAP = tl.constexpr(not is_interpreted())  # devices with TMA can overlap kernels, but the interpreter cannot
 
 
 # --- Tiles through TMA ------------------------------------------------------------------------------------------------
@@ -325,8 +329,9 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
             i_batch, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
             store_slices(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, operands, so, EPILOGUE, OUT_LAYOUT, INT64,
                          BM, BN, SLICES)  # fmt: skip
-    # Store partial sums of the leftover tiles.
+    # Store partial sums of the leftover tiles. `gemm_reduce_splits` may start meanwhile; it waits for their end.
     if SCHEDULE == "split_k":
+        allow_next(OVERLAP)
         for i_part in tl.range(start, leftover * split, programs):
             i_batch, i_m, i_n = grouped_tile(full + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
             begin = i_part % split * steps_per_split
@@ -339,15 +344,18 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
 @triton.jit(do_not_specialize=["full", "split"])
 def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha, m, n, so, full, split,
                        EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                       GROUP: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+                       GROUP: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr,
+                       MANY: tl.constexpr):  # fmt: skip
     """Sum the parts of ROWS rows of a split tile, from first to last, and apply the epilogue."""
     i_leftover, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
     i_batch, i_m, i_n = grouped_tile(full + i_leftover, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
     o_row = i_rows * ROWS + tl.arange(0, ROWS)  # [ROWS]
     p_part = p_parts + i_leftover * split * (BM * BN) + o_row[:, None] * BN + tl.arange(0, BN)[None, :]  # [ROWS, BN]
-    b_acc = tl.load(p_part)  # [ROWS, BN]
-    for i_part in range(1, split):
-        b_acc += tl.load(p_part + i_part * (BM * BN))  # [ROWS, BN]
+    b_acc = tl.zeros((ROWS, BN), tl.float32)  # [ROWS, BN]
+    for first in range(0, split, MANY):
+        for j in tl.static_range(MANY):  # loads of several parts at a time hide each other's latency
+            m_part = (o_row * 0 + first + j < split)[:, None]  # [ROWS, 1]
+            b_acc += tl.load(p_part + (first + j) * (BM * BN), mask=m_part, other=0)  # [ROWS, BN]
     o_m, o_n = i_m * BM + o_row, i_n * BN + tl.arange(0, BN)  # [ROWS], [BN]
     operands = (p_vector, vector_stride, p_residual, alpha)
     b_y = epilogue(b_acc, i_batch, o_m, o_n, m, n, p_o, operands, so, tl.float32, EPILOGUE, INT64)

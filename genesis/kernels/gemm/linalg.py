@@ -74,8 +74,9 @@ from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
-THIN, MIN_WIDTH, MIN_TERMS = 64, 512, 2048  # the most rows, the fewest columns and terms for `_launch_thin`
+THIN, MIN_WIDTH, MIN_TERMS = 32, 512, 2048  # the most rows, the fewest columns and terms for `_launch_thin`
 MIN_SUM = 64  # the fewest terms for `_launch_few_columns`
+PART_TILE = 1024  # elements of a tile of `gemm_reduce_splits`
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
@@ -350,10 +351,10 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
         return False
     if p.m < p.n:
         p, e = p.swapped, e.swapped
-    if not is_for_few_columns(p.n, p.a.row, p.a.column, p.b.row):
+    is_exact = p.a.array.dtype is float32 and not allow_tf32
+    if not is_for_few_columns(p.n, p.a.row, p.a.column, p.b.row, p.matrices * p.m * p.k, is_exact):
         return False
     # Others are faster on the tensor cores if A is MN-major.
-    is_exact = p.a.array.dtype is float32 and not allow_tf32
     if not is_exact and (p.a.column != 1 or (p.n > 1 and p.matrices > 1)) and _is_addressed_by_tma(p):
         return False
     sm_count = backend_of(p.o.array.device).driver.properties.sm_count
@@ -394,6 +395,9 @@ def _launch_tma(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | None) ->
         return False
     if tile is None:
         tile = choose(_problem(p, e, kind, a, b), properties.sm_count, properties.shared_memory, one_chain)
+    if not tile.by_tma:
+        _launch_pointers(p, e, one_chain, tile)
+        return True
     # Adding a residual separately is faster than in a large tile's epilogue.
     if e.is_early and not tile.is_single and kind == "half":
         _launch_tma(p, e._replace(residual=None), one_chain, tile)
@@ -419,14 +423,16 @@ def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Pro
     item = p.a.array.dtype.itemsize
     return Problem(
         kind, "nt"[a.transposed] + "nt"[b.transposed], p.m, p.n, p.k, p.matrices, item, p.o.array.dtype.itemsize,
-        (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None and item > 1,
+        (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None,
+        all(x.shape[-1] * item % 16 == 0 for x in (a, b)),
     )  # fmt: skip
 
 
 def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
     """Return a copy with contiguous columns. Rows are contiguous too, or padded to multiples of 16 bytes."""
     is_aligned = columns * x.array.dtype.itemsize % 16 == 0
-    y, source, copied = _copied(x, batches, rows, columns, columns if is_aligned else aligned_columns(columns))
+    row_stride = columns if is_aligned else aligned_columns(columns, x.array.dtype.itemsize)
+    y, source, copied = _copied(x, batches, rows, columns, row_stride)
     is_copied = transposed_copy(y, source)
     assert is_copied, (source, x)
     return copied
@@ -443,14 +449,14 @@ def _copied(x: Operand, batches: Shape, rows: int, columns: int, row_stride: int
 
 def _with_copies(p: Gemm, names: str) -> Gemm:
     """Return the GEMM with copies of the operands named "a" or "b", whose rows begin at multiples of 128 bytes. 2-byte
-    floats keep their order; float32 becomes K-major, as tensor cores require.
+    floats keep their order; others become K-major, as tensor cores require.
     """
     item, pairs = p.a.array.dtype.itemsize, []  # copies that keep the order
 
     def copied(x: Operand, rows: int, columns: int) -> Operand:
         if x.column != 1 and x.row == 1 and item == 2:
             return copied(x.transposed, columns, rows).transposed
-        y, source, operand = _copied(x, p.batches, rows, columns, aligned_columns(columns))
+        y, source, operand = _copied(x, p.batches, rows, columns, aligned_columns(columns, item))
         if x.column == 1:
             pairs.append((y, source))
         elif not transposed_copy(y, source):
@@ -539,6 +545,8 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
     """Launch `gemm_pointers`, and `gemm_reduce_splits` if tiles are split along k."""
     dtype, properties = p.a.array.dtype, backend_of(p.o.array.device).driver.properties
     kind = dtype.name if dtype.itemsize > 2 and not (dtype is float32 and allow_tf32) else "pointers"
+    if tile is not None and tile.swapped:
+        p, e = p.swapped, e.swapped
     if kind == "float32":
         p, e = _with_b_along_n(p, e)
     is_ahead = kind == "pointers" and tile is None and not _is_addressed_by_tma(p)
@@ -578,10 +586,11 @@ def _launch_reduce_splits(
 ) -> None:
     if partial is None:
         return
-    rows = max(1, min(t.bm, 2048 // t.bn))
+    rows = max(1, min(t.bm, PART_TILE // t.bn))
     launch(
         gemm_reduce_splits, s.leftover * (t.bm // rows), p.o.array, partial, *e.operands, p.m, p.n, p.out_strides,
         s.full, s.split, EPILOGUE=e.flags, INT64=wide, BM=t.bm, BN=t.bn, GROUP=t.group, MATRICES=matrices, ROWS=rows,
+        MANY=min(8, triton.next_power_of_2(s.split)),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ class GemmTile(NamedTuple):
     swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
     ctas_per_sm: int = 1  # programs per SM; one's epilogue overlaps the other's main loop
     copies: str = ""  # operands, in the tile's order, copied to aligned rows first; float32 becomes K-major
+    by_tma: bool = True  # whether TMA loads tiles; otherwise each thread copies 16 bytes at a time
 
     @property
     def is_single(self) -> bool:
@@ -46,6 +47,7 @@ class Problem(NamedTuple):
     pitches: tuple[int, int] = (0, 0)  # bytes from a row of A, and of B, to the next one in memory
     reads: bool = False  # whether the epilogue reads as much as it stores
     is_swappable: bool = True
+    has_vectors: bool = True  # whether threads can load 16 bytes of both operands at a time
 
     @property
     def swapped(self) -> Problem:
@@ -55,6 +57,11 @@ class Problem(NamedTuple):
     @property
     def has_tma(self) -> bool:
         return self.kind not in ("float32", "pointers")
+
+    @property
+    def is_aligned(self) -> bool:
+        """True if rows of both operands begin at multiples of 128 bytes."""
+        return all(pitch % 128 == 0 for pitch in self.pitches)
 
 
 _WIDE8, _TILES8 = ((128, 256, 128, 8, 3), (128, 128, 128, 4, 3, 2)), (
@@ -82,9 +89,23 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
         (128, 128, 32, 8, 3), (64, 64, 32, 4, 4), (32, 32, 32, 4, 3), (16, 64, 64, 4, 3), (64, 16, 64, 4, 3)
     ),
 }  # fmt: skip
+
+
+def _tile(bm: int, bn: int, bk: int, warps: int, stages: int, programs: int = 0, *, by_tma: bool) -> GemmTile:
+    """Return a candidate. Without TMA and `programs`, an SM has as many programs as its registers allow."""
+    programs = programs or (1 if by_tma else max(1, min(8, (1 << 16) // (bm * bn + 60 * 32 * warps))))
+    return GemmTile(bm, bn, bk, warps, stages, ctas_per_sm=programs, by_tma=by_tma)
+
+
 TILES = {
-    kind: tuple(GemmTile(*sizes[:5], ctas_per_sm=(*sizes, 1)[5]) for sizes in rows) for kind, rows in _SIZES.items()
+    kind: tuple(_tile(*sizes, by_tma=kind not in ("float32", "pointers")) for sizes in rows)
+    for kind, rows in _SIZES.items()
 }
+# Further candidates of 2-byte floats for rows that are not aligned to 128 bytes, which TMA loads at half its speed.
+UNALIGNED_TILES = tuple(
+    _tile(*sizes, by_tma=False)
+    for sizes in ((64, 128, 64, 4, 3, 2), (64, 64, 64, 4, 4, 3), (64, 32, 128, 4, 4, 2), (64, 16, 128, 4, 4, 2))
+)
 
 # --- Constants of an H200: microseconds, and bytes and cycles per microsecond -----------------------------------------
 
@@ -97,9 +118,11 @@ L2_BYTES = 16.4e6  # through L2 to all SMs
 DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
 UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
-REDUCE, PART_BYTES = 3.2, 3.5e6  # the kernel that adds parts; storing and adding them
+SECTORS = 2.2  # the same where threads copy, whatever the alignment
+THREAD_LATENCY, THREAD_BYTES = 0.86, 60e3  # as `LATENCY` and `SM_BYTES`, where threads copy
+REDUCE, PART_BYTES = 2.0, 4e6  # the kernel that adds parts; storing and adding them
 COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
-PROMOTION = 0.084  # cycles of a warp to add an element of a sum outside the tensor cores
+PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.15, 0.5, 0.75, 22.9e3  # without tensor cores
@@ -157,10 +180,11 @@ def _worth(candidate: Candidate) -> float:
 
 def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iterator[Candidate]:
     tiles = []
-    for tile in TILES[p.kind]:
+    is_unaligned = p.kind == "half" and p.has_vectors and not p.is_aligned
+    for tile in TILES[p.kind] + UNALIGNED_TILES * is_unaligned:
         for is_swapped in (False, True)[: 1 + (p.has_tma and p.is_swappable and tile.bm != tile.bn)]:
             t, q = tile._replace(swapped=is_swapped), p.swapped if is_swapped else p
-            if p.has_tma:
+            if t.by_tma:
                 t = fitted(t, p.item, shared, p.reads, p.out)
             covered = -(-q.m // t.bm) * t.bm * -(-q.n // t.bn) * t.bn
             tiles.append((covered, t, q))
@@ -169,10 +193,10 @@ def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iter
         if covered > WASTE * least:
             continue
         count, steps = q.matrices * -(-q.m // t.bm) * -(-q.n // t.bn), -(-q.k // t.bk)
-        programs = sm_count * programs_per_sm(t, p.has_tma)
+        programs = sm_count * t.ctas_per_sm
         for copies, split in itertools.product(_copies(q, t), [1] if one_chain else _splits(count, steps, programs)):
             tile = t._replace(copies=copies, split=split)
-            schedule = schedule_of(count, steps, programs, split, p.has_tma)
+            schedule = schedule_of(count, steps, programs, split, t.by_tma)
             yield Candidate(predicted(q, tile, schedule, sm_count), tile, schedule)
 
 
@@ -181,18 +205,15 @@ def explained(p: Problem, found: list[Candidate]) -> Iterator[str]:
     matrices = f", {p.matrices} matrices" if p.matrices > 1 else ""
     sizes = f"[{p.m}, {p.k}] x [{p.k}, {p.n}]{matrices}"
     yield f"{p.kind} {sizes}, layout {p.layout}: {len(found)} candidates, fastest first"
-    yield "  predicted    tile            warps  stages  programs/SM  order    copies  tiles  parts along k"
+    yield "  predicted    tile            warps  stages  programs/SM  order    loads    copies  tiles  parts along k"
     for us, t, s in found[:8]:
         size, order = f"{t.bm} x {t.bn} x {t.bk}", "swapped" if t.swapped else "plain"
         parts = f"{s.split} of the last {s.leftover} tiles" if s.split > 1 else "1"
         yield (
-            f"{us:8.1f} us   {size:15} {t.warps:5}  {t.stages:6}  {t.ctas_per_sm:11}  {order:8} {t.copies or '-':6}  "
+            f"{us:8.1f} us   {size:15} {t.warps:5}  {t.stages:6}  {t.ctas_per_sm:11}  {order:8} "
+            f"{'TMA' if t.by_tma else 'threads':8} {t.copies or '-':6}  "
             f"{s.full + s.leftover:5}  {parts}"
         )
-
-
-def programs_per_sm(t: GemmTile, has_tma: bool) -> int:
-    return t.ctas_per_sm if has_tma else max(1, min(8, (1 << 16) // (t.bm * t.bn + 60 * 32 * t.warps)))
 
 
 def _copies(p: Problem, t: GemmTile) -> list[str]:
@@ -200,7 +221,7 @@ def _copies(p: Problem, t: GemmTile) -> list[str]:
     if p.kind == "tf32":
         b = "b" * (p.layout[1] == "n")
         return sorted({b, "a" * (p.layout[0] == "t") + b, b if min(p.m, p.n) > FEW else ""})
-    if p.kind != "half" or t.bm * t.bn < LARGE:
+    if not t.by_tma or t.bm * t.bn < LARGE:
         return [""]
     a, b = (x * (pitch % 128 != 0) for x, pitch in zip("ab", p.pitches, strict=True))
     return sorted({"", a, b, a + b})
@@ -221,13 +242,16 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     A step along k takes the latency of its loads, the multiply-adds of an SM's programs, or their bytes through L2 to
     the SM or to all SMs. Rounds, stores, the bytes of the operands, copies and parts along k follow.
     """
-    per_sm = programs_per_sm(t, p.has_tma)
-    sizes = p.m * p.k, p.k * p.n
+    per_sm, sizes = t.ctas_per_sm, (p.m * p.k, p.k * p.n)
     a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
     cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
-    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # rows out of bounds take as long as others
+    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # TMA takes as long for rows out of bounds as for others
     if p.kind == "float32":
         latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
+    elif p.has_tma and not t.by_tma:
+        a = b = SECTORS
+        step_bytes = (min(t.bm, p.m) + min(t.bn, p.n)) * t.bk * p.item
+        latency, sm_bytes = THREAD_LATENCY / t.stages, THREAD_BYTES
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
         """Return the time of tiles with this many steps, and of their stores."""
@@ -286,7 +310,7 @@ def unaligned_tile(matrices: int, m: int, n: int, k: int, item: int, sm_count: i
         bm, bn = (bm // 2, bn) if bm > bn else (bm, bn // 2)
     tiles = matrices * -(-m // bm) * -(-n // bn)
     split = min(PROGRAMS_PER_SM * sm_count // tiles, -(-k // bk) // 4, MAX_SPLIT)
-    return GemmTile(bm, bn, bk, 4, 1, split=max(split, 1))
+    return GemmTile(bm, bn, bk, 4, 1, split=max(split, 1), by_tma=False)
 
 
 def shared_bytes(tile: GemmTile, item: int, reads: bool = False, out: int = 0) -> int:
