@@ -83,7 +83,10 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
                 *([weights] if weights != "auto" else []),
                 *([f"kv-{cache}"] if cache != "auto" else []),
             ]
-            named.append(("generation_genesis", "-".join(parts), {"weights": weights, "cache": cache}))
+            named.append(("generation_genesis", "-".join(parts), {"weights": weights, "cache": cache, "exact": False}))
+        if chosen.exact:
+            exact = {"weights": "auto", "cache": "auto", "exact": True}
+            named.append(("generation_genesis", "genesis-exact", exact))
         named += [("generation_torch", recipe, {}) for recipe in listed(chosen.recipes)]
         sides = []
         for module, name, more in named:
@@ -146,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--long", type=int, default=8192, help="tokens of the long prompt; 0: none")
     parser.add_argument("--caches", default="auto", help="types of keys and values: auto, fp8")
     parser.add_argument("--weights", default="auto", help="types of weights: auto, fp8, int8")
+    parser.add_argument("--exact", action="store_true", help="also time exact generation, without sampled draws")
     parser.add_argument("--recipes", default="", help="recipes of torch: lean-graph, lean-compile")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side")
     parser.add_argument("--device", default="cuda")

@@ -77,7 +77,8 @@ class Opened:
     def engine(self, case: dict[str, Any]) -> DeviceEngine:
         """A new engine, which reuses the previous engine's graphs."""
         size = case["prompt"] + case["new"]
-        return DeviceEngine(self.model, rows=case["batch"], capacity=size, cache=self.job["cache"])
+        how = {"cache": self.job["cache"], "exact": self.job["exact"]}
+        return DeviceEngine(self.model, rows=case["batch"], capacity=size, **how)
 
     def requests(self, case: dict[str, Any]) -> list[Request]:
         ids = prompts(case, self.model.config.vocab_size).tolist()

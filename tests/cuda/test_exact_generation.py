@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import genesis
 import genesis_models
 from genesis.backend import Device
 from genesis.data.tokenizer import train_bpe
@@ -16,12 +17,15 @@ from genesis.files.atomic import AtomicFolder
 from genesis_cli.session.exactness import check_exact
 from genesis_cli.session.generation import generate
 from genesis_cli.session.settings import check_recorded, platform
+from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.comparison import compare, first_layer
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.engine.device_cache import DeviceCache, StepCache
 from genesis_models.weights import quantize
 from tests.cli.command import printed
+from tests.interpreter import ordered
+from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
 
 TINY = {
     "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -183,3 +187,24 @@ def test_a_run_that_was_exact_elsewhere_is_refused(folder: Path) -> None:
     with pytest.raises(DeviceError, match=r"triton 0\.1, now") as found:
         check_recorded([folder], device)
     assert found.value.where == str(folder / "checkpoint-2")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*QWEN, *FAMILIES, *EXTRA])
+def test_every_family_and_its_adapters(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sums that have an order, as on a GPU."""
+    monkeypatch.setattr(device_rows, "captured", lambda step, device: step)
+    folder = (extra if name in EXTRA else golden)(name).folder
+    for is_adapted in (False, True):
+        model = genesis_models.load(folder, dtype="bfloat16", device="cuda")
+        if is_adapted:
+            apply_adapters(model, AdapterConfig(r=4, alpha=8.0))
+            with genesis.no_grad():
+                for layer in adapted_layers(model).values():
+                    layer.lora_B.weight.fill_(0.05)
+        rng = np.random.default_rng(0)
+        ids = [rng.integers(0, model.config.vocab_size, n).tolist() for n in (3, 40)]
+        requests = [Request(each, Sampling(1.0), 2, sequence=i) for i, each in enumerate(ids)]
+        with ordered():
+            found = compare(model, requests, 2)
+        assert (found.tokens, found.first) == (4, None)
