@@ -39,7 +39,9 @@ class Hopper(EmptyDriver):
 
 
 TILES = {
-    **dict.fromkeys((str(bfloat16), str(float16)), [warp_specialized.WIDE_TILE] * 4),
+    **dict.fromkeys(
+        (str(bfloat16), str(float16)), [warp_specialized.WIDE_TILE] * 2 + [warp_specialized.SHORT_TILE] * 2
+    ),
     "fp8 64": [warp_specialized.WIDE_TILE, warp_specialized.SHORT_TILE],
     f"fp8 {2 * MAX_IMPRECISE}": [warp_specialized.NARROW_TILE] * 2,
 }

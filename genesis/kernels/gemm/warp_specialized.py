@@ -468,14 +468,14 @@ class WsTile(NamedTuple):
 WIDE_TILE = WsTile(128, 256, 3, 4, 168)
 NARROW_TILE = WsTile(128, 128, 5, 4, 168)  # for promoted sums, which need twice the registers
 SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # for main loops that are shorter than an epilogue with four warps
+SHORT_TERMS = 640  # the most terms of a 2-byte sum for which that holds
 
 
 def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
-    if x.dtype is not float8_e4m3fn:
-        return WIDE_TILE
-    if form is SWIGLU_BACKWARD:
+    is_fp8 = x.dtype is float8_e4m3fn
+    if form is SWIGLU_BACKWARD and (is_fp8 or x.shape[1] <= SHORT_TERMS):
         return SHORT_TILE
-    return NARROW_TILE if x.shape[1] > MAX_IMPRECISE else WIDE_TILE
+    return NARROW_TILE if is_fp8 and x.shape[1] > MAX_IMPRECISE else WIDE_TILE
 
 
 def _tiles(x: Array, n: int, form: gl.constexpr) -> int:
