@@ -21,7 +21,7 @@ from genesis.autograd.graph import _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.backend import CPU, Device, as_device, current_cuda, mode
 from genesis.compiler.graph import Value
-from genesis.compiler.lazy import Tree
+from genesis.compiler.lazy import LazyFunction
 from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
 from genesis.compiler.state import ATOMS, State
@@ -293,7 +293,7 @@ class Compiled:
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
-        self.lazy = Tree(self.name, schedule)
+        self.lazy = LazyFunction(self.name, schedule)
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
         compiled_functions.add(self)
@@ -382,7 +382,7 @@ class Compiled:
         """Forget all traces."""
         self.entries.clear()
         self.breaks.clear()
-        self.lazy = Tree(self.name, self.schedule)
+        self.lazy = LazyFunction(self.name, self.schedule)
         self.is_full = False
 
 

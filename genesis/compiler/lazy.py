@@ -107,12 +107,16 @@ class Piece:
         self.reason, self.line, self.runs = reason, calling_line(), 0
         self.program: Program | None = None
 
-    def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
+    def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], function: LazyFunction) -> None:
         """Run the ops, and give the storages of the slots in `kept` their memory."""
         self.runs += 1
-        if self.runs == tree.patience and (len(calls) > 1 or tree.patience == 1) and tree.programs < PROGRAMS:
-            self._compile(calls, slots, kept, tree)
-            tree.programs += 1
+        if (
+            self.runs == function.patience
+            and (len(calls) > 1 or function.patience == 1)
+            and function.programs < PROGRAMS
+        ):
+            self._compile(calls, slots, kept, function)
+            function.programs += 1
         if self.program is None:
             self._run_ops(calls, slots, kept)
             return
@@ -136,7 +140,7 @@ class Piece:
         for slot in kept:  # changes in place were counted when the ops began to wait
             slots[slot].real.version = slots[slot].changes
 
-    def _compile(self, calls: list[Waiting], slots: list[Any], kept: list[int], tree: Tree) -> None:
+    def _compile(self, calls: list[Waiting], slots: list[Any], kept: list[int], function: LazyFunction) -> None:
         """Trace the ops, and make the program of their graph."""
         trace, traced = Trace(), dict[int, Array]()
 
@@ -158,12 +162,12 @@ class Piece:
         outputs = [storage.value for storage in storages]
         graph = Graph([v for _, v in trace.captured], trace.graph.calls, outputs)
         graph = graph.without_common_calls().with_own_memory(kept).without_dead_calls()
-        self.program = tree.schedule(graph)
-        self.op = region_op(f"{tree.name} piece", self.program)
+        self.program = function.schedule(graph)
+        self.op = region_op(f"{function.name} piece", self.program)
         self.order = [self.program.results.index(v.root) for v in graph.outputs]
 
 
-class Tree:
+class LazyFunction:
     """What the lazy tier remembers of one function.
 
     Args:
@@ -183,15 +187,15 @@ class Tree:
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Call a function, whose ops wait."""
-        pieces = Pieces(self)
+        recorder = Recorder(self)
         try:
-            with active(pieces):
+            with active(recorder):
                 return function()
         finally:
-            pieces.flush("ends")
+            recorder.flush("ends")
 
 
-class Pieces:
+class Recorder:
     """The tracer (see `genesis.op.Tracer`) of one call of a function.
 
     Attributes:
@@ -200,8 +204,8 @@ class Pieces:
         known: slots of existing storages, by id.
     """
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+    def __init__(self, function: LazyFunction) -> None:
+        self.function = function
         self._begin()
 
     def _begin(self) -> None:
@@ -235,7 +239,7 @@ class Pieces:
             return (lazy(execute(op, inputs, attrs, out)[0]),)
         may_wait = registry.get(op.name) is op and not op.mutates and op.name not in RAISING
         key = self._key(op, inputs, attrs, out) if may_wait else None
-        call = None if key is None else self.tree.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
+        call = None if key is None else self.function.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
         if call is None:
             return self._run_now(op, inputs, attrs, out)
         if self.waiting and self.waiting[0].device is not call.device and self.waiting[0].device != call.device:
@@ -270,7 +274,7 @@ class Pieces:
                 continue
             storage: Any = (x if x.__class__ is Lazy else lazy(x)).storage
             if storage.__class__ is Pending:
-                if storage.pieces is not self:
+                if storage.recorder is not self:
                     return None
                 parts.append((storage.value, x.offset, x.shape, x.strides))
                 continue
@@ -293,7 +297,7 @@ class Pieces:
         self, key: tuple[Any, ...], op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any
     ) -> Waiting | None:
         """Infer the results of a call. None if it fails or cannot wait."""
-        if len(self.tree.calls) >= CALLS or ("seed" in attrs and not default_generator.is_positioned):
+        if len(self.function.calls) >= CALLS or ("seed" in attrs and not default_generator.is_positioned):
             return None
         try:
             inferred = op.infer(*inputs, **{name: x for name, x in attrs.items() if name != "device"})
@@ -309,9 +313,9 @@ class Pieces:
         ]
         target = None if out is None else windows.pop()
         layouts = [(s, contiguous_strides(s), d, numel(s) * d.itemsize) for s, d in specs] if out is None else []
-        number = len(self.tree.calls)
+        number = len(self.function.calls)
         call = Waiting(number, op, windows, dict(attrs), target, len(self.slots), layouts, device)
-        self.tree.calls[key] = call
+        self.function.calls[key] = call
         return call
 
     def _run_now(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
@@ -323,7 +327,7 @@ class Pieces:
 
     def flush(self, reason: str) -> None:
         """Run the waiting ops."""
-        waiting, slots, tree = self.waiting, self.slots, self.tree
+        waiting, slots, function = self.waiting, self.slots, self.function
         self._begin()
         kept = []
         for i, memory in enumerate(slots):
@@ -335,10 +339,10 @@ class Pieces:
         if not kept:
             return
         key = (tuple([call.number for call in waiting]), tuple(kept))
-        piece = tree.pieces.get(key)
+        piece = function.pieces.get(key)
         if piece is None:
             piece = Piece(reason)
-            if len(tree.pieces) < CALLS:
-                tree.pieces[key] = piece
+            if len(function.pieces) < CALLS:
+                function.pieces[key] = piece
         with tracing(None):
-            piece.run(waiting, slots, kept, tree)
+            piece.run(waiting, slots, kept, function)

@@ -156,10 +156,8 @@ class State:
             self._visit_module(x)
         elif isinstance(x, types.ModuleType):
             self._visit_namespace(x, names)
-        elif isinstance(x, (list, tuple)):
-            self._visit_list(x, names)
-        elif isinstance(x, dict):
-            self._visit_dict(x, names)
+        elif isinstance(x, (list, tuple, dict)):
+            self._visit_items(x, names)
         elif isinstance(x, Generator) and x is not default_generator:
             raise Break("draws from a generator of its own")
         elif isinstance(x, np.ndarray):
@@ -170,7 +168,7 @@ class State:
             elif x.__self__.__name__ in EFFECT_MODULES:
                 raise Break(f"calls {x.__self__.__name__}.{x.__name__}, whose effects a trace cannot repeat")
         elif isinstance(x, functools.partial):
-            self._visit_list((x.func, x.args, x.keywords), names)
+            self._visit_items((x.func, x.args, x.keywords), names)
         elif isinstance(x, type):
             self._visit_type(x, names)
         elif isinstance(x, Generator) or (_is_own(type(x)) and not type(x).__module__.startswith("numpy.random")):
@@ -242,23 +240,16 @@ class State:
                     if name in names or "getattr" in names or isinstance(value, (TensorBase, list, tuple, dict)):
                         self._visit(value, names)
 
-    def _visit_list(self, x: Any, names: frozenset[str]) -> None:
+    def _visit_items(self, x: Any, names: frozenset[str]) -> None:
+        """Guard the items of a list or dict, and visit them; a tuple needs no guards."""
         if not self._new(x):
             return
-        if isinstance(x, list):
-            self._copies.append((x, list(x)))
+        items = list(x.items() if isinstance(x, dict) else enumerate(x))
+        if not isinstance(x, tuple):
+            self._copies.append((x, dict(x) if isinstance(x, dict) else list(x)))
             self._guard_length(x)
-            self.items += [(x, i, value) for i, value in enumerate(x)]
-        for value in x:
-            self._visit(value, names)
-
-    def _visit_dict(self, x: dict[Any, Any], names: frozenset[str]) -> None:
-        if not self._new(x):
-            return
-        self._guard_length(x)
-        self._copies.append((x, dict(x)))
-        for key, value in x.items():
-            self.items.append((x, key, value))
+            self.items += [(x, key, value) for key, value in items]
+        for _, value in items:
             self._visit(value, names)
 
     def _visit_object(self, x: Any, names: frozenset[str]) -> None:

@@ -43,15 +43,15 @@ class Pending:
 
     Attributes:
         value: what a `Trace` knows about it, the value that it holds at this point; of a lazy piece, its slot.
-        pieces: the lazy recorder that can run the ops that compute it; None in a trace, where reading it is a break.
+        recorder: the lazy recorder that can run the ops that compute it; None in a trace, where reading it is a break.
         arrays: the arrays over it.
     """
 
-    __slots__ = ("__weakref__", "arrays", "changes", "device", "nbytes", "pieces", "real", "value")
+    __slots__ = ("__weakref__", "arrays", "changes", "device", "nbytes", "real", "recorder", "value")
     owner = True  # the backward engine must not take this memory over
 
-    def __init__(self, device: Device, nbytes: int, value: Any, pieces: Any = None) -> None:
-        self.device, self.nbytes, self.value, self.pieces = device, nbytes, value, pieces
+    def __init__(self, device: Device, nbytes: int, value: Any, recorder: Any = None) -> None:
+        self.device, self.nbytes, self.value, self.recorder = device, nbytes, value, recorder
         self.arrays: list[weakref.ref[Array]] = []
         self.changes = 0
         self.real: Any = None
@@ -73,9 +73,9 @@ class Pending:
 
     def __getattr__(self, name: str) -> Any:
         if self.real is None:
-            if self.pieces is None:
+            if self.recorder is None:
                 raise Break("reads values on the host")
-            self.pieces.flush("reads values on the host")
+            self.recorder.flush("reads values on the host")
         if self.real is None:
             raise UsageError("this value was never computed, because an op before it failed", next="run the op again")
         return getattr(self.real, name)
