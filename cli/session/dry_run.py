@@ -186,17 +186,18 @@ def _counted(
         gc.collect()
         cuda.empty_cache(device)
     # Record memory at the end of each forward pass, and the peak of steps.
+    pool = backend_of(device).pool  # the counters of genesis.cuda are 0 on a machine without a GPU
     after_forward, earlier = list[int](), list[int]()
-    hook = model.model.register_forward_hook(lambda *call: after_forward.append(cuda.memory_allocated(device)))
+    hook = model.model.register_forward_hook(lambda *call: after_forward.append(pool.allocated))
     steps = steps_of(state)(state, device, 1.0, STEPS)
-    cuda.reset_peak_memory_stats(device)
+    pool.reset_peak()
     for _ in range(STEPS):
         earlier = after_forward.copy()
         after_forward.clear()
         steps.take(batches, 1e-5)
     # Split the peak into its parts.
     lasting = {name: sum(array.nbytes for array in arrays) for name, arrays in state.persistent().items()}
-    at_rest, peak = cuda.memory_allocated(device), cuda.max_memory_allocated(device)
+    at_rest, peak = pool.allocated, pool.max_allocated
     activations = max(after_forward or earlier) - at_rest  # a replayed step runs no hook
     hook.remove()
     # An evaluation can raise what the allocator reserves.
@@ -209,7 +210,7 @@ def _counted(
         staging=staging,
         activations=activations,
         workspace=peak - at_rest - activations,
-        reserved=cuda.max_memory_reserved(device),
+        reserved=pool.max_reserved,
         saved=saved_bytes(state),
     )
 

@@ -137,6 +137,8 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
             ("eval/bits_per_byte", "bits per byte", ".3f"),
             ("eval/gzip_bits_per_byte", "gzip -9 on the same files", ".3f"),
             ("eval/token_accuracy", "token accuracy", ".3f"),
+            ("eval/rewards/margins", "margins", ".3f"),
+            ("eval/rewards/accuracies", "accuracy", ".3f"),
         )
         if name in metrics
     ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from genesis.backend.cuda.simulated import ARCHITECTURES, counting_device
 from genesis.dtypes import bfloat16
 from genesis.errors import OutOfMemoryError
 from genesis.train.config_file import parse_config
+from genesis.train.strict_yaml import emit
 from genesis_cli.session.dry_run import PlannedRanks, advice, run_plan, with_batch
 from genesis_cli.session.estimate import ASSUMED, DRIVER, Place, _largest, estimate, generation_width, measured_step
 from genesis_cli.session.host_plan import _counted as counted
@@ -288,3 +292,14 @@ def test_the_command_on_the_cpu(folder: Path) -> None:
     code, out, told = printed("estimate", "c.yaml", "train.device=cpu")
     assert code == 0, told
     assert "device: the CPU" in out and "peak" in out and "fit:" not in out
+
+
+def test_the_plan_of_a_gpu_on_a_machine_without_one(tmp_path: Path) -> None:
+    """In a process of its own, because the interpreter of kernels in this one counts as a GPU."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    (tmp_path / "c.yaml").write_text(emit(raw_config(objective={"name": "simpo"})))
+    words = [sys.executable, "-m", "genesis_cli", "estimate", "c.yaml", "--gpu-memory", "24", "--json", "-"]
+    hidden = {**environment, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, cwd=tmp_path, env=hidden, capture_output=True, text=True, check=True)
+    memory = json.loads(done.stdout)["memory"]
+    assert all(memory[name] > 0 for name in ("weights", "batch", "activations", "workspace"))

@@ -280,3 +280,12 @@ def test_two_ranks_have_the_hash_of_one(forks: Forks, tmp_path: Path, how: tuple
     settings = ("data.eval_fraction=0", "train.accumulation_steps=2", f"train.output_dir={tmp_path / 'few'}")
     ended = forks.run("train", few, *settings, "--nproc", "2")
     assert ended.code == 4 and "cannot be shared by 2 ranks" in ended.err
+
+
+def test_the_report_draws_the_figures(recipe: Path) -> None:
+    train(load(recipe, "run", *QUIET, "train.steps=6", "eval.every=2"))
+    assert main(["report", str(recipe.parent / "run")]) == 0
+    page = (recipe.parent / "run" / "report.html").read_text()
+    for title in ("Margins of rewards", "Accuracy of rewards", "Log-probability of chosen answers"):
+        assert title in page
+    assert ">KL<" not in page

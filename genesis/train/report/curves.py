@@ -103,6 +103,18 @@ CHARTS = (
     ),
     Kind("Bits per byte", "held out", (("eval/bits_per_byte", "held-out"),)),
     Kind("Token accuracy", "held out", (("eval/token_accuracy", "held-out"),)),
+    Kind(
+        "Margins of rewards",
+        "chosen minus rejected",
+        (("rewards/margins", "raw"), ("rewards/margins", "smooth"), ("eval/rewards/margins", "held-out")),
+    ),
+    Kind(
+        "Accuracy of rewards",
+        "chosen above rejected",
+        (("rewards/accuracies", "smooth"), ("eval/rewards/accuracies", "held-out")),
+    ),
+    Kind("Log-probability of chosen answers", "nats", (("logps/chosen", "smooth"), ("eval/logps/chosen", "held-out"))),
+    Kind("KL", "nats", (("kl", "smooth"), ("eval/kl", "held-out"))),
     Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True, in_picture=True),
     Kind(
         "Gradient norm", "before clipping", (("train/grad_norm", "raw"), ("train/grad_norm", "smooth")), from_zero=True
