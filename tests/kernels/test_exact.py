@@ -15,6 +15,7 @@ import pytest
 import genesis
 import genesis.kernels.attention.attention as attention
 import genesis.kernels.gemm.linalg as linalg
+import genesis.kernels.gemm.norm_linear as norm_linear
 import genesis_models
 from genesis.array import empty
 from genesis.backend import backend_for
@@ -73,13 +74,13 @@ def expected(model: genesis_models.CausalLM, tokens: np.ndarray) -> np.ndarray:
         return log_probs(model, tokens[None, :-1], tokens[None, 1:])[0]
 
 
-def packed(model: genesis_models.CausalLM, tokens: np.ndarray) -> np.ndarray:
-    """Those of a training pass, with the tokens as the third document of a row."""
+def packed(model: genesis_models.CausalLM, tokens: np.ndarray, rows: int = 1) -> np.ndarray:
+    """Those of a training pass, with the tokens as the third document of the last row."""
     t, begin = len(tokens) - 1, BLOCK
-    ids, labels = (np.random.default_rng(1).integers(0, CONFIG["vocab_size"], (1, begin + t)) for _ in range(2))
-    ids[0, begin:], labels[0, begin:] = tokens[:-1], tokens[1:]
-    positions = np.r_[0:40, 0 : begin - 40, 0:t][None]
-    return log_probs(model, ids, labels, grad=True, position_ids=positions)[0, begin:]
+    ids, labels = (np.random.default_rng(1).integers(0, CONFIG["vocab_size"], (rows, begin + t)) for _ in range(2))
+    ids[-1, begin:], labels[-1, begin:] = tokens[:-1], tokens[1:]
+    positions = np.tile(np.r_[0:40, 0 : begin - 40, 0:t], (rows, 1))
+    return log_probs(model, ids, labels, grad=True, position_ids=positions)[-1, begin:]
 
 
 def chunked(model: genesis_models.CausalLM, tokens: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
@@ -93,6 +94,11 @@ def chunked(model: genesis_models.CausalLM, tokens: np.ndarray, sizes: tuple[int
 def test_a_token_has_the_bits_of_one_pass_wherever_it_is_packed(model: Any, tokens: Any, expected: Any) -> None:
     assert np.isfinite(expected).all() and len(set(expected.tolist())) > len(expected) // 2
     np.testing.assert_array_equal(packed(model, tokens), expected)
+
+
+def test_the_batch_and_checkpointing_change_no_bit(model: Any, tokens: Any, expected: Any) -> None:
+    with mock.patch.object(model, "_checkpointing", "full"), mock.patch.object(model, "training", True):
+        np.testing.assert_array_equal(packed(model, tokens, rows=2), expected)
 
 
 @pytest.mark.parametrize("sizes", [(BLOCK, 6, 1)])
@@ -201,6 +207,29 @@ def test_low_rank_pairs_are_further_steps_of_the_chain() -> None:
         np.testing.assert_array_equal(product(slice(7, 8)), whole[7:8])
         np.testing.assert_array_equal(product(slice(3, 20)), whole[3:20])
     np.testing.assert_allclose(whole, product(slice(0, 40)), rtol=0.02, atol=0.5)
+
+
+def test_low_rank_pairs_of_a_gated_mlp_are_steps_of_the_chain() -> None:
+    """Where gate, up and SwiGLU are one kernel, and where they are not."""
+    rng, low_rank = np.random.default_rng(6), LowRank((Pair(0, 32, 8, 0.5), Pair(32, 64, 8, 0.5)), 2)
+    shapes = [(40, 48), (48,), (48, 32), (64, 48), (16, 48), (64, 8)]
+    x, scale, down, weight, a, b = (
+        genesis.from_numpy(rng.standard_normal(shape, np.float32)).to("cuda").to(dtype="bfloat16") for shape in shapes
+    )
+
+    def mlp(rows: slice) -> list[np.ndarray]:
+        arrays = (x[rows].array, scale.array, down.array, None, weight.array, a.array, b.array)
+        outputs = registry["norm_mlp"](*arrays, eps=1e-6, low_rank=low_rank)
+        return [genesis.Tensor.wrap(each).float().cpu().numpy() for each in outputs]
+
+    with genesis.exact():
+        whole = mlp(slice(0, 40))
+        parts = [mlp(slice(9, 10)), mlp(slice(9, 30))]
+        with mock.patch.object(norm_linear, "adapted_gemm_swiglu_into", return_value=False):
+            parts.append(mlp(slice(9, 40)))
+    for part in parts:
+        for found, expected in zip(part, whole, strict=True):
+            np.testing.assert_array_equal(found, expected[9 : 9 + len(found)])
 
 
 def test_what_has_no_stated_order_is_refused(model: genesis_models.CausalLM) -> None:
