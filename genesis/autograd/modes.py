@@ -214,7 +214,9 @@ class fixed_weights(Switch):  # noqa: N801
 
 
 class exact(Bare):  # noqa: N801
-    """Compute every sum of the forward pass in the one order that docs/decisions/0014-exact.md states.
+    """Compute the sums of a language model's forward pass in the order that docs/decisions/0014-exact.md states:
+    those of matmuls, norms, attention, the head and its log-probabilities. Other reductions (`sum`, `softmax`,
+    `cross_entropy` of logits) keep their own orders.
 
     On a GPU, a row's results then do not depend on the other rows of a call, their number, or the length of the prompt
     pass: a model that samples token by token gives the log-probabilities that one pass over the text gives, bit for

@@ -1062,6 +1062,9 @@ class Config(Section):
             raise problem("model.dtype", f"train.exact computes in bfloat16, not in {self.model.dtype}", next)
         if self.train.precision is not None:
             raise problem("train.precision", f"train.exact excludes 8-bit matmuls ({self.train.precision})", next)
+        if self.objective.name in PAIRED or self.objective.name in JUDGED:
+            what = f"train.exact begins each sample at a key block, but a sample of {self.objective.name} holds two"
+            raise problem("train.exact", f"{what} sequences", "set train.exact to false, or choose another objective")
         for key in ("dropout", "use_dora"):
             if self.lora is not None and getattr(self.lora, key):
                 raise problem(f"lora.{key}", f"train.exact excludes lora.{key}, which sampling does not have", next)

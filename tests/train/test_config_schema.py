@@ -256,6 +256,7 @@ def test_a_wrong_value_comes_with_what_to_write(section: str, key: str, value: A
             "fp8",
         ),
         ({"train": {"exact": True, "precision": "fp8"}}, "train.precision", "excludes 8-bit"),
+        ({"train": {"exact": True}, "objective": {"name": "simpo"}}, "train.exact", "a sample of simpo holds two"),
         ({"train": {"exact": True}, "model": {"dtype": "float32"}}, "model.dtype", "bfloat16, not in float32"),
         (
             {"model": {"preset": None, "path": "m"}, "lora": {"r": 4, "use_dora": True}, "train": {"exact": True}},
