@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ from genesis_cli.session.preparation import (
     prepare_data,
     resolve_device,
     sample_counts,
+    stages,
 )
 from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.run_folder import Resume, RunFolder
@@ -355,9 +357,12 @@ def _prepare_objective(config: Config, data: Prepared, state: TrainState, device
     sizes: dict[str, Any] = {"batch_size": config.eval_batch_size, "seq_len": config.data.seq_len}
     loaders = [PackedLoader(tokens, **sizes, seed=0, shuffle=False) for tokens in held_out]
     cache = Cache(config.data.cache_dir or Path(config.train.output_dir) / "cache")
-    run = Preparation(state.loader, loaders, config.eval.max_batches, device, cache)
     with ranks.main_first("objective"):
-        for line in state.objective.prepare(state.model, run):
+        with stages(console) as progress:
+            shown = partial(progress, "reference")
+            run = Preparation(state.loader, loaders, config.eval.max_batches, device, cache, shown)
+            lines = list(state.objective.prepare(state.model, run))
+        for line in lines:
             console.line(line)
 
 

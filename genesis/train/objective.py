@@ -5,7 +5,7 @@ The step, the ranks, the evaluation, the memory plan and the metrics depend on a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
@@ -53,6 +53,7 @@ class Preparation:
         loader: batches of the training samples.
         held_out: batches of each set of held-out samples, as evaluations take them: the first `max_batches`.
         cache: the folder of `data.cache_dir`.
+        progress: called with the batches done and their total, of work that takes long.
     """
 
     loader: PackedLoader
@@ -60,6 +61,7 @@ class Preparation:
     max_batches: int | None
     device: Device
     cache: Cache
+    progress: Callable[[int, int], None] = lambda done, total: None
 
 
 class Objective:

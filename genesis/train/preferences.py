@@ -154,7 +154,7 @@ class Preferences(Objective):
                 "weights": _hash_of(model),
                 "sets": [[each.tokens.data_fingerprint, len(each.tokens), each.batch_size] for each in loaders],
                 "rows": [run.loader.seq_len, run.loader.seed, run.max_batches],
-                "device": [run.device.type, threads() if run.device == CPU else 0],
+                "device": [run.device.type, threads() if run.device == CPU else 0, getattr(model, "precision", None)],
             }
 
             def make(folder: EntryWriter) -> None:
@@ -189,10 +189,10 @@ class Preferences(Objective):
         count = loader.num_batches(0)
         if is_held_out and run.max_batches is not None:
             count = min(count, run.max_batches)
-        batches = [(loader, index, np.arange(len(loader.tokens))) for index in range(count)]
         try:
-            for each, index, numbers in batches:
-                self._fill(values, model, each.batch(0, index), run, numbers)
+            for index in range(count):
+                self._fill(values, model, loader.batch(0, index), run, np.arange(len(values)))
+                run.progress(index + 1, count)
             missing = np.isnan(values[:, 0])
             if missing.any() and not is_held_out:  # samples whose weights leave them out of the first epoch
                 rest = loader.tokens.select_samples(missing)
