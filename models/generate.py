@@ -20,7 +20,7 @@ from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import check_ids, end_ids, file_drawing, stop_ids
 from genesis_models.engine import Engine, Finish, Piece, Request, Sampling, continue_texts, length_of
 from genesis_models.engine.engine import check_prompt
-from genesis_models.engine.exact import check_model
+from genesis_models.engine.exact import check_model, filters
 
 if TYPE_CHECKING:
     from genesis_models.engine.device import DeviceEngine
@@ -66,6 +66,7 @@ class Settings(TypedDict, total=False):
     stop: str | Sequence[str | int]
     log_probs: bool
     special: bool
+    exact: bool
 
 
 @overload
@@ -91,6 +92,7 @@ def generate(
     stop: str | Sequence[str | int] = (),
     log_probs: bool = False,
     special: bool = False,
+    exact: bool = False,
 ) -> Generated | list[Generated]:
     """Continue a prompt, or each of a list of prompts, which run together.
 
@@ -107,18 +109,24 @@ def generate(
         stop: texts that end a continuation and are excluded from its text, and additional end ids.
         log_probs: whether to return the log-probability of each id.
         special: whether to parse special tokens in a text prompt and show them in the continuation.
+        exact: draw with the bits of the forward pass of training, from the whole distribution: filters of
+            generation_config.json do not apply, and log-probabilities are those at the temperature. For bfloat16 on an
+            H100 or H200.
 
     Raises:
         UsageError: a setting is out of bounds, a prompt is empty or fills the context, or a text was given for a model
             without a tokenizer. ModelError: an id exceeds the vocabulary, or the tokenizer cannot be used.
             NumericError: the logits are NaN or infinite. OutOfMemoryError.
     """
-    _check_kinds(model, log_probs=log_probs, special=special)
+    _check_kinds(model, log_probs=log_probs, special=special, exact=exact)
     max_tokens = BOUNDS["max_tokens"].checked(max_tokens, "max_tokens", where=WHERE)
     named = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     named |= {"repetition_penalty": repetition_penalty}
     given = {name: value for name, value in named.items() if value is not None}
-    sampling = Sampling(**{"temperature": 0.0, **file_drawing(model.folders), **given}, seed=seed).check(WHERE)
+    own = file_drawing(model.folders)
+    if exact:
+        own = {name: value for name, value in own.items() if name not in filters(own)}
+    sampling = Sampling(**{"temperature": 0.0, **own, **given}, seed=seed).check(WHERE)
     is_single, prompts = _prompts(prompt)
     tokenizer, (texts, ends) = tokenizer_of(model), _stops(stop, model.config.vocab_size)
     if tokenizer is None and (texts or any(isinstance(each, str) for each in prompts)):
@@ -129,7 +137,7 @@ def generate(
     for sequence, each in enumerate(prompts):
         where = WHERE if is_single else f"{WHERE}, prompt {sequence} of the list"
         requests.append(Request(_ids(model, each, special, where), sampling, max_tokens, all_ends, sequence))
-    engine = engine_for(model, requests, log_probs=log_probs)
+    engine = engine_for(model, requests, log_probs=log_probs, exact=exact)
     pieces: list[list[Piece]] = [[] for _ in requests]
     for piece in continue_texts(engine, requests, tokenizer, texts, special=special):
         pieces[piece.request].append(piece)

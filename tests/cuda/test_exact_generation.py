@@ -94,6 +94,16 @@ def test_a_difference_is_found_with_its_layer(model: genesis_models.CausalLM, mo
     assert first_layer(model, requests[0], found.drawn[0], 0) == 1
 
 
+def test_in_python(model: genesis_models.CausalLM) -> None:
+    (ids,) = prompts(5)
+    found = model.generate(ids, temperature=0.9, seed=5, max_tokens=2, log_probs=True, exact=True)
+    (expected,) = drawn(model, [Request(ids, Sampling(0.9, seed=5), 2)], 1)
+    assert found.log_probs is not None
+    assert [*zip(found.ids, found.log_probs, strict=True)] == expected
+    with pytest.raises(UsageError, match="exact is 1"):
+        model.generate(ids, exact=1)  # type: ignore[arg-type]
+
+
 def test_a_prompt_passes_once(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[list[int]] = []
     take_over = DeviceCache.take_over
