@@ -60,7 +60,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> genesis_models.CausalLM:
 
 def test_a_sequence_alone_with_others_and_in_chunks(model: genesis_models.CausalLM) -> None:
     """Also prompts that several rows share, and a row that is filled again."""
-    first, second = prompts(1, 130)
+    first, second = prompts(1, 70)
     requests = [Request(ids, Sampling(0.9, seed=5), 2, sequence=i) for i, ids in enumerate((first, second))]
     requests += [Request(second, Sampling(0.9, seed=5), 2, sequence=3), requests[0]]
     alone = drawn(model, requests, 1)
@@ -77,6 +77,7 @@ def test_the_forward_pass_of_training_gives_the_same_bits(model: genesis_models.
     assert first_layer(model, requests[1], found.drawn[1], 1) is None
 
 
+@pytest.mark.full
 def test_a_difference_is_found_with_its_layer(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps that see another value in the second layer."""
     attention_packed = StepCache.attention_packed

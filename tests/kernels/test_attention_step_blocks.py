@@ -52,7 +52,9 @@ class Rows:
         return wide(out), wide(cache)
 
 
-@pytest.mark.parametrize(("heads", "key_heads", "size"), [(14, 2, 64), (4, 4, 16), (20, 1, 128)])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "size"), [(14, 2, 64), (4, 4, 16), pytest.param(20, 1, 128, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize(("window", "has_norms"), [(0, False), (50, True)])
 def test_values_and_rows(heads: int, key_heads: int, size: int, window: int, has_norms: bool) -> None:
     how = {"scale": 0.25, "window": window, "eps": 1e-6}
