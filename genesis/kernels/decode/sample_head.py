@@ -18,12 +18,13 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
+from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
-from genesis.errors import ShapeError
+from genesis.errors import DeviceError, ShapeError
 from genesis.kernels.decode.sample_parts import random_bits
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import TRITON, as_matrix, converted
@@ -141,6 +142,8 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     (rows, k), classes = hidden.shape, weight.shape[0]
     if not rows:
         return
+    if backend_of(hidden.device).driver.properties.capability < (9, 0):
+        raise DeviceError("sample_head needs a GPU of compute capability 9", next="draw with sample from logits")
     if k * hidden.dtype.itemsize % 16:
         what = f"sample_head: rows of {k} values in {hidden.dtype}; the CUDA kernel needs multiples of 16 bytes"
         raise ShapeError(what, next="use a multiple of 8 values")
