@@ -19,7 +19,7 @@ MEASURING = (
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (5_041, MEASURING),
-    "kernels": (15_510, ("genesis/kernels/",)),
+    "kernels": (15_518, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_860, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
@@ -29,14 +29,14 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "compiler": (3_260, ("genesis/compiler/",)),
     "core and nn": (28_160, ("genesis/",)),
     "generation and serving": (
-        3_470,
+        3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_590, ("models/", "cli/", "configs/")),
-    "docstrings": (15_240, ()),
+    "docstrings": (15_260, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (90_450, ("tests/",)),
+    "tests": (90_600, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
