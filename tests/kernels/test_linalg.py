@@ -224,6 +224,21 @@ def test_epilogues(epilogue: tuple[str, ...], swapped: bool, split: int, launche
     assert (REDUCE_SPLITS in launched) == (split == 2)
 
 
+@pytest.mark.parametrize("split", (1, 2))
+@pytest.mark.parametrize("swapped", (False, True))
+def test_epilogues_of_tiles_that_threads_copy(swapped: bool, split: int, launched: list[object]) -> None:
+    tile = TILE._replace(swapped=swapped, split=split, by_tma=False)
+    assert difference("nt", (40, 72), (72, 48), bfloat16, tile, ALL) < ROUNDING[bfloat16]
+    assert launched == [GEMM_POINTERS, REDUCE_SPLITS][:split]
+
+
+@pytest.mark.parametrize("columns, dtype", [(8, float32), (5, float32), (4, bfloat16)])
+@pytest.mark.parametrize("layout", ("nt", "tt"))
+def test_few_rows_of_a_k_major_weight(layout: str, columns: int, dtype: DType, launched: list[object]) -> None:
+    assert difference(layout, (columns, 96), (96, 72), dtype, None, ALL) < ROUNDING[dtype]
+    assert (launched == [gemm_few_columns]) == (layout == "nt")
+
+
 def test_epilogues_through_pointers(launched: list[object]) -> None:
     epilogue = ("alpha", "bias", "gelu_tanh", "residual", "accumulate")
     assert difference("nn", (19, 21), (21, 23), float16, None, epilogue) < ROUNDING[float16]

@@ -32,6 +32,8 @@ PATHS: dict[str, tuple[str, int, int, int, DType, GemmTile | None]] = {
     "one row": ("nt", 1, 72, 80, bfloat16, None),
     "few rows": ("tn", 16, 512, 2048, bfloat16, None),
     "float32": ("nt", 40, 72, 48, float32, None),
+    "float32, few rows": ("nt", 5, 72, 96, float32, None),
+    "three rows": ("nt", 3, 72, 96, bfloat16, None),
 }
 
 

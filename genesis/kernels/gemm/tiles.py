@@ -125,7 +125,7 @@ COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
-FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.15, 0.5, 0.75, 22.9e3  # without tensor cores
+FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.07, 0.3, 0.85, 22.9e3  # without tensor cores
 
 # The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
 # the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
