@@ -63,7 +63,8 @@ class Array:
 
     def data_ptr(self) -> int:
         """Address of the first element."""
-        touch()
+        if makers:
+            touch()
         return self.storage.pointer + self.offset * self.dtype.itemsize
 
     def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:

@@ -218,11 +218,14 @@ def trace_call(
         stand_in._requires_grad = t.requires_grad
         fakes.append(stand_in)
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
+    arguments = [(t.array, t._requires_grad, t._grad is None) for t in fakes]
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: function(*args, **kwargs), trace, device)
-    if changes.count != state.version or not state.holds():
-        raise Break("changes what it reads: an attribute, a list or a variable")
+    if changes.count != state.version or not state.holds() or not state.tensors_hold():
+        raise Break("changes what it reads: an attribute, a list, a variable, or a tensor's data or gradient")
+    if [(t.array, t._requires_grad, t._grad is None) for t in fakes] != arguments:
+        raise Break("changes an argument's data, gradient or requires_grad")
     outputs: list[TensorBase] = []
     structure = flatten(result, outputs)
     if _objects(structure):

@@ -31,18 +31,15 @@ PROGRAMS = 256  # most compiled pieces of a function
 # Ops that raise errors for values: the error must come from the line that calls them.
 RAISING = frozenset((
     "index_get", "index_get_backward", "index_put", "embedding", "embedding_backward", "bincount", "floor_divide",
-    "remainder", "bernoulli", "multinomial", "cross_entropy", "linear_cross_entropy",
-    "linear_token_log_probs",
+    "remainder", "bernoulli", "multinomial", "cross_entropy", "linear_cross_entropy", "linear_token_log_probs",
 ))  # fmt: skip
 
 
 def _is_exposed(x: Array) -> bool:
     """Whether numpy arrays outside may share the memory of an array, and change it before a waiting op reads it."""
     values, storage = x._np, x.storage
-    if x.device is not CPU:
-        return False
-    if storage.owner is not None:  # type: ignore[attr-defined]
-        return True
+    if x.device is not CPU or storage.owner is not None:  # type: ignore[attr-defined]
+        return x.device is CPU
     if values is not None and sys.getrefcount(values) > 3:
         return True
     return sys.getrefcount(storage.block) > (2 if values is None else 3)  # type: ignore[attr-defined]
@@ -158,8 +155,7 @@ class Piece:
         for x, _ in trace.captured:
             slot, start = starts[id(x.storage)]
             self.inputs.append(Window(slot, x.offset - start, x.shape, x.strides, x.dtype))
-        storages: list[Any] = [traced[slot].storage for slot in kept]
-        outputs = [storage.value for storage in storages]
+        outputs = [trace.read(traced[slot]).root for slot in kept]
         graph = Graph([v for _, v in trace.captured], trace.graph.calls, outputs)
         graph = graph.without_common_calls().with_own_memory(kept).without_dead_calls()
         self.program = function.schedule(graph)
@@ -313,8 +309,7 @@ class Recorder:
         ]
         target = None if out is None else windows.pop()
         layouts = [(s, contiguous_strides(s), d, numel(s) * d.itemsize) for s, d in specs] if out is None else []
-        number = len(self.function.calls)
-        call = Waiting(number, op, windows, dict(attrs), target, len(self.slots), layouts, device)
+        call = Waiting(len(self.function.calls), op, windows, dict(attrs), target, len(self.slots), layouts, device)
         self.function.calls[key] = call
         return call
 
@@ -329,13 +324,7 @@ class Recorder:
         """Run the waiting ops."""
         waiting, slots, function = self.waiting, self.slots, self.function
         self._begin()
-        kept = []
-        for i, memory in enumerate(slots):
-            if memory.__class__ is Pending:
-                for each in memory.arrays:
-                    if each() is not None:
-                        kept.append(i)
-                        break
+        kept = [i for i, m in enumerate(slots) if m.__class__ is Pending and [1 for r in m.arrays if r() is not None]]
         if not kept:
             return
         key = (tuple([call.number for call in waiting]), tuple(kept))

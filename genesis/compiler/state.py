@@ -25,13 +25,15 @@ from genesis.random import Generator, default_generator
 _PACKAGE = str(Path(__file__).parents[1])
 # Builtins and standard modules whose calls have effects on the host that a replay would leave out.
 EFFECTS = frozenset((
-    "print", "input", "open", "exec", "eval", "breakpoint", "globals", "locals", "vars", "dir", "id",
-    "setattr", "delattr", "__import__",
+    "print", "input", "open", "exec", "eval", "breakpoint", "globals", "locals", "vars", "dir", "id", "setattr",
+    "delattr", "__import__",
 ))  # fmt: skip
 EFFECT_MODULES = frozenset((
     "random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings", "posix", "nt", "io",
     "_io", "uuid", "threading", "gc", "inspect",
 ))  # fmt: skip
+# Attributes of tensors that no guard sees; an argument's stand-in in a trace lacks them.
+TENSOR_STATE = frozenset(("grad", "grad_fn", "is_leaf", "retain_grad", "retains_grad", "_base"))
 # Types without Python code whose instances guards understand; an instance of another one is a break.
 GUARDED = (object, list, tuple, dict, types.SimpleNamespace, BaseException)
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
@@ -76,6 +78,12 @@ class State:
         for x in objects:
             self._visit(x, names_of(function))
         self.version = changes.count
+        self._facts = [_facts(t) for t in self.tensors]
+
+    def tensors_hold(self) -> bool:
+        """Whether a trace left the tensors' arrays, gradients and places on the tape as they were."""
+        pairs = zip(self.tensors, self._facts, strict=True)
+        return not any(_facts(t)[i] is not facts[i] for t, facts in pairs for i in range(4))
 
     def holds(self) -> bool:
         """Whether no guarded fact has changed."""
@@ -109,6 +117,8 @@ class State:
 
     def restore(self) -> None:
         """Undo the changes of a trace that failed, because the function will run again."""
+        for t, facts in zip(self.tensors, self._facts, strict=True):
+            t.array, t._grad, t._requires_grad, t.node, t.output, t.history, t._view_history = facts
         for holder, then in self._copies:
             if isinstance(holder, list):
                 holder[:] = then
@@ -186,6 +196,9 @@ class State:
                 raise Break(f"calls {function.__module__}.{function.__name__}, whose effects a trace cannot repeat")
             return
         names = names_of(function)
+        if names & TENSOR_STATE:
+            where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+            raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", where)
         for name in sorted(names):
             if name in function.__globals__:
                 value = function.__globals__[name]
@@ -295,6 +308,10 @@ class State:
                 self.slots.append((kind, name, value))
                 self._visit(value, names)
         return names
+
+
+def _facts(t: TensorBase) -> tuple[Any, ...]:
+    return (t.array, t._grad, t._requires_grad, t.node, t.output, t.history, t._view_history)
 
 
 _ABSENT = object()
