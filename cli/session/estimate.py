@@ -49,6 +49,7 @@ DECIDES = {
     "data": ("seq_len",),
     "train": ("batch_size", "accumulation_steps", "activation_checkpointing", "precision", "tf32", "exact"),
     "optim": ("name", "low_precision", "grad_dtype", "state_dtype"),
+    "objective": ("name", "teacher"),
 }
 
 
@@ -94,6 +95,8 @@ def _deciding(config: Config) -> list[Any]:
 def _of_reports(config: Config, shape: ModelConfig) -> Iterator[StepTime]:
     """Yield times from the reports of `genesis bench-model` and of benchmarks, the newest first."""
     if config.train.accumulation_steps > 1 or config.train.precision is not None or config.optim.name != "adamw":
+        return
+    if config.objective.name != "next_tokens":
         return
     folder = default_folder()
     names = list[str]()
