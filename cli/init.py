@@ -16,7 +16,7 @@ from genesis.files.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
 # The keys of `GOALS` in `genesis_cli.session.init`, whose import is too slow for shell completion.
-GOALS = ("lora", "full", "dpo", "pretrain", "scratch")
+GOALS = ("lora", "full", "dpo", "distill", "pretrain", "scratch")
 
 Model = Annotated[
     str | None,
@@ -33,10 +33,14 @@ Goal = Annotated[
     typer.Option(
         "--goal",
         metavar="GOAL",
-        help="lora, full, dpo (pairs of answers), pretrain (continue on texts) or scratch.  "
+        help="lora, full, dpo (pairs of answers), distill (a teacher), pretrain (continue on texts) or scratch.  "
         "[default: lora with --model, else scratch]",
         autocompletion=lambda incomplete: [goal for goal in GOALS if goal.startswith(incomplete)],
     ),
+]
+Teacher = Annotated[
+    str | None,
+    typer.Option("--teacher", metavar="NAME", help="Teacher of --goal distill: a folder or a name on the hub."),
 ]
 OutputDir = Annotated[
     str | None, typer.Option("--output-dir", metavar="FOLDER", help="Folder of the run.  [default: runs/FILE's name]")
@@ -51,6 +55,7 @@ def init(
     model: Model = None,
     data: Data = None,
     goal: Goal = None,
+    teacher: Teacher = None,
     gpu_memory: GpuMemory = None,
     seq_len: SeqLen = None,
     output_dir: OutputDir = None,
@@ -75,8 +80,11 @@ def init(
     if model is None and not data and goal is None and sys.stdin.isatty() and sys.stdout.isatty():
         model, goal, source = _questions()
         data = [source]
+        if goal == "distill" and teacher is None:
+            teacher = _answer("Teacher: a folder or a name on the hub", "", session.check_model)
     model = None if model is None else os.path.expanduser(model)
     chosen = session.goal_of(goal, model)
+    session.check_teacher(chosen, teacher or None)
     asked = session.Choices(
         goal=chosen,
         model=model,
@@ -84,6 +92,7 @@ def init(
         file=file,
         output_dir=output_dir or f"runs/{path.stem}",
         seq_len=seq_len,
+        teacher=None if teacher is None else os.path.expanduser(teacher),
     )
     # Size the steps, and write the file.
     with fitting(ModelError, "sizing the model"):

@@ -37,12 +37,13 @@ from genesis_models.registry import PRESETS, fuses, preset
 
 PAIRS = "hf:trl-lib/ultrafeedback_binarized"
 # Goals that learn from conversations, or from answers to them.
-CHATS = ("lora", "full", "dpo")
+CHATS = ("lora", "full", "dpo", "distill")
 # Goal -> what it is, its recipe on a GPU, and the data that ships for it.
 GOALS = {
     "lora": ("adapters of a model, trained on chats", "qwen2.5-0.5b-lora", "example:chats"),
     "full": ("all weights of a model, trained on chats", "qwen2.5-0.5b-full", "example:chats"),
     "dpo": ("adapters of a model that answers, trained on pairs of answers", "qwen2.5-0.5b-dpo", PAIRS),
+    "distill": ("a model learns the distributions of a larger one", "qwen2.5-0.5b-distill", "example:chats"),
     "pretrain": ("a base model continues to learn from texts", "continued-pretraining", "stdlib:"),
     "scratch": ("a new model, trained on texts", "from-scratch-gpu", "stdlib:"),
 }
@@ -65,6 +66,7 @@ class Choices:
         data: data sources.
         file: path of the configuration, for the commands in it.
         seq_len: tokens of a row; None uses the recipe's, limited by the model's positions.
+        teacher: folder or name of the teacher; for the goal distill only.
     """
 
     goal: str
@@ -73,6 +75,7 @@ class Choices:
     file: str
     output_dir: str
     seq_len: int | None = None
+    teacher: str | None = None
 
     @cached_property
     def template(self) -> str | None:
@@ -138,6 +141,14 @@ def goal_of(goal: str | None, model: str | None) -> str:
     return found
 
 
+def check_teacher(goal: str, teacher: str | None) -> None:
+    """Raise UsageError if the goal and `--teacher` do not match."""
+    if (goal == "distill") != (teacher is not None):
+        what = f"the goal {goal} has no teacher" if teacher is not None else "the goal distill needs a teacher"
+        next = "remove it" if teacher is not None else "name a larger model with the same vocabulary"
+        raise UsageError(what, where="--teacher", next=next)
+
+
 def config_text(asked: Choices, place: Place, recipe: Callable[[str], str]) -> tuple[str, Sized]:
     """Return the configuration as text with comments, and the size of its steps.
 
@@ -160,8 +171,10 @@ def config_text(asked: Choices, place: Place, recipe: Callable[[str], str]) -> t
     values: dict[str, Any] = {"data.train": list(asked.data), "train.output_dir": asked.output_dir}
     if asked.goal != "scratch":
         values["model.path"] = asked.model
-    if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full"):
+    if asked.data != (GOALS[asked.goal][2],) and asked.goal in ("lora", "full", "distill"):
         values["train.epochs"] = 3  # the recipe's number is for its small example
+    if asked.teacher is not None:
+        values["objective.teacher"] = asked.teacher
     if asked.template is not None:
         values["data.template"] = asked.template
     length = asked.seq_len

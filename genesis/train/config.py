@@ -1043,6 +1043,9 @@ class Config(Section):
                     "train.exact begins documents at multiples of 64 slots, but the two answers of a pair are adjacent"
                 )
                 raise problem("train.exact", what, "remove train.exact")
+        if self.train.exact and name == "distill":
+            what = "train.exact states the order of sums of next tokens, not of distill"
+            raise problem("train.exact", what, "remove train.exact")
         lora = self.lora
         if self.objective.reference == "adapter" and (lora is None or lora.init_from or lora.modules_to_save):
             what = "objective.reference adapter computes the base, but the reference is not the base of fresh adapters"

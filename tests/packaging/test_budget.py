@@ -32,7 +32,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_590, ("models/", "cli/", "configs/")),
+    "models and commands": (9_620, ("models/", "cli/", "configs/")),
     "docstrings": (15_260, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),

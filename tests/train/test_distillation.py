@@ -250,3 +250,17 @@ def test_validate_and_estimate_know_the_teacher(recipe: Path, capsys: pytest.Cap
         assert memory["frozen"] == memory["weights"]  # of two equal shapes
     change_tokenizer(recipe.parent / "teacher")
     assert main(["validate", *words]) == 5
+
+
+def test_three_commands(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """From two folders and data to an exported student, as in docs/distillation.md."""
+    monkeypatch.chdir(recipe.parent)
+    models = ("--model", "student", "--teacher", "teacher")
+    assert main(["init", "d.yaml", "--goal", "distill", *models, "--data", "doc*.txt"]) == 0
+    quick = ("train.epochs=null", "train.steps=2", "eval.every=null", "eval.prompts=[]", "data.template=null")
+    assert main(["train", "d.yaml", *quick]) == 0
+    assert main(["export", "runs/d", "--check"]) == 0
+    capsys.readouterr()
+    assert main(["init", "e.yaml", "--goal", "distill", "--model", "student"]) == 2
+    assert main(["init", "e.yaml", "--goal", "full", *models]) == 2
+    assert "--teacher" in capsys.readouterr().err
