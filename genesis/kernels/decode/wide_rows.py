@@ -39,7 +39,7 @@ from genesis.kernels.gemm.gated import halves, swiglu
 from genesis.ops.shape import columns, contiguous
 
 WIDE_ROWS = 512  # the most rows
-SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # bytes of stages for K below SHORT, two programs per SM; above
+SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # bytes of stages for K up to SHORT, two programs per SM; above
 STAGES = 8  # the most stages
 FILL = 1.2  # the most programs per SM, unless even the largest tile has more
 
@@ -128,14 +128,15 @@ def is_for_wide_rows(x: Array, *weights: Array) -> bool:
 def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
-    A long sum is a chain of latencies; it takes long steps and all of an SM's shared memory.
+    A long sum is a chain of latencies; it takes long steps and all of an SM's shared memory, if each program has an SM.
     """
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     fits = [size for size in sizes if triton.cdiv(m, size[0]) * triton.cdiv(n, size[1]) <= FILL * sm_count]
     bm, bn = (fits or sizes[-1:])[0]
-    bk = (256 if k >= SHORT else 128) if bn <= 32 else 64
-    shared = LONG_SHARED if k >= SHORT else SHARED
-    stages = max(2, min(STAGES, shared // (2 * bk * (bm + parts * bn)), triton.cdiv(k, bk)))
+    is_long = k > SHORT and triton.cdiv(m, bm) * triton.cdiv(n, bn) <= sm_count
+    bk = (256 if is_long else 128) if bn <= 32 else 64
+    stage = 2 * bk * (bm + parts * bn)
+    stages = max(2, min(STAGES, (LONG_SHARED if is_long else SHARED) // stage, triton.cdiv(k, bk)))
     return WideTile(bm, bn, bk, 8 if bm > 64 else 4, stages)
 
 
