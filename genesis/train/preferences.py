@@ -12,7 +12,9 @@ ops on the policy's rows, so that before the first step the policy and its refer
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,8 +22,6 @@ import numpy.typing as npt
 
 import genesis
 from genesis import no_grad
-from genesis.backend import CPU
-from genesis.backend.cpu import threads
 from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch, PackedLoader
 from genesis.data.pairs import ranges
@@ -37,7 +37,7 @@ from genesis.train.step import row_values
 # How the reference is computed: in each step with the adapters off, or once; None without a reference.
 Reference = Literal["adapter", "cached"] | None
 Values = npt.NDArray[np.float64]
-_FORMAT = 1
+_FORMAT, _VALUES = 1, "values.bin"
 _LEAST = 4  # tokens of a sample: two sequences of a prompt's and an answer's token
 _NO_ANSWER = -1.0  # log-probability in an unused place, where every loss is finite
 
@@ -148,47 +148,39 @@ class Preferences(Objective):
         if self.reference == "adapter":
             yield "reference: the base, computed in each step with the adapters off; it needs no memory of its own"
         else:
-            loaders = [run.loader, *run.held_out]
-            key = {
-                "format": _FORMAT,
-                "weights": _hash_of(model),
-                "sets": [[each.tokens.data_fingerprint, len(each.tokens), each.batch_size] for each in loaders],
-                "rows": [run.loader.seq_len, run.loader.seed, run.max_batches],
-                "device": [run.device.type, threads() if run.device == CPU else 0, getattr(model, "precision", None)],
-            }
-
-            def make(folder: EntryWriter) -> None:
-                for number, loader in enumerate(loaders):
-                    folder.write(
-                        f"{number}.bin", self._log_probs(model, loader, run, bool(number)).astype("<f8").tobytes()
-                    )
-
-            found = run.cache.get("reference", key, make)
-            self._cached = [
-                (loader.tokens, np.frombuffer(found.entry.part(f"{number}.bin"), "<f8").reshape(-1, 2))
-                for number, loader in enumerate(loaders)
-            ]
-            digest, size = hashlib.sha256(), 0
-            for _, values in self._cached:
-                digest.update(values.tobytes())
-                size += values.nbytes
-            self.identity = {"reference": digest.hexdigest()}
-            count = sum(len(values) for _, values in self._cached)
-            yield (
-                f"reference: log-probabilities of {count:,} samples under the initial weights, {size:,} bytes, "
-                + ("found in the cache" if found.state == "found" else f"computed once ({found.state})")
-            )
+            states, weights = list[str](), _hash_of(model)
+            for loader in (run.loader, *run.held_out):
+                most = None if loader is run.loader else run.max_batches
+                key = {
+                    "format": _FORMAT,
+                    "weights": weights,
+                    "samples": _hash_of_samples(loader.tokens),
+                    "batches": [loader.batch_size, loader.seq_len, loader.seed, loader.shuffle, most],
+                    "device": [run.device.type, getattr(model, "precision", None)],
+                }
+                found = run.cache.get("reference", key, partial(self._write, model, loader, run, most))
+                values = np.frombuffer(found.entry.part(_VALUES), "<f8").reshape(-1, 2)
+                self._cached.append((loader.tokens, values))
+                states.append(found.state)
+            # Held-out values are no part of it, because a resumed run may evaluate in other batches.
+            self.identity = {"reference": hashlib.sha256(self._cached[0][1].tobytes()).hexdigest()}
+            count, size = (sum(part(values) for _, values in self._cached) for part in (len, lambda v: v.nbytes))
+            how = "found in the cache" if set(states) == {"found"} else "computed once"
+            yield f"reference: log-probabilities of {count:,} samples under the initial weights, {size:,} bytes, {how}"
         yield self._agreement(model, run)
 
-    def _log_probs(self, model: Any, loader: PackedLoader, run: Preparation, is_held_out: bool) -> Values:
+    def _write(self, model: Any, loader: PackedLoader, run: Preparation, most: int | None, folder: EntryWriter) -> None:
+        """Write the log-probabilities of a loader's samples: of the `most` first batches, or of all samples."""
+        folder.write(_VALUES, self._log_probs(model, loader, run, most).astype("<f8").tobytes())
+
+    def _log_probs(self, model: Any, loader: PackedLoader, run: Preparation, most: int | None) -> Values:
         """Return the log-probabilities of the answers of all samples `[S, 2]`, in the batches of the first epoch."""
+        is_held_out = loader is not run.loader
         values = np.full((len(loader.tokens), 2), np.nan)
         was_training = model.training
         # Training and evaluation may compute differently: training uses fp8 and adapters drop inputs.
         model.train(not is_held_out and self._has_no_dropout(model))
-        count = loader.num_batches(0)
-        if is_held_out and run.max_batches is not None:
-            count = min(count, run.max_batches)
+        count = min(loader.num_batches(0), most or sys.maxsize)
         try:
             for index in range(count):
                 self._fill(values, model, loader.batch(0, index), run, np.arange(len(values)))
@@ -339,6 +331,16 @@ def _sums(model: Any, fields: Sequence[Tensor]) -> Tensor:
     log_probs = model.log_probs(input_ids, labels, position_ids)  # [B, T]
     empty = genesis.zeros(*lengths.shape, dtype=log_probs.dtype, device=log_probs.device)
     return empty.scatter_add(1, sequences, log_probs)
+
+
+def _hash_of_samples(tokens: TokenSet) -> str:
+    """Return a hash of the ids, the targets and the splits of all samples in order."""
+    places, hashed = ranges(tokens.starts, tokens.lengths), StateHash()
+    assert tokens.mask is not None and tokens.splits is not None
+    parts = {"ids": tokens.stream[places], "mask": tokens.mask[places], "lengths": tokens.lengths}
+    for name, values in {**parts, "splits": tokens.splits}.items():
+        hashed.add_array(name, values)
+    return hashed.hexdigest()
 
 
 def _hash_of(model: LanguageModel) -> str:

@@ -289,3 +289,16 @@ def test_the_report_draws_the_figures(recipe: Path) -> None:
     for title in ("Margins of rewards", "Accuracy of rewards", "Log-probability of chosen answers"):
         assert title in page
     assert ">KL<" not in page
+
+
+def test_a_resumed_run_may_evaluate_otherwise(recipe: Path) -> None:
+    """Its reference of training pairs comes from the cache, in any number of threads."""
+    how = (*QUIET, "lora=null", "checkpoint.every=1", "train.steps=3")
+    with signal_in_step(2), pytest.raises(InterruptedRun):
+        train(load(recipe, "run", *how))
+    entries = len(list((recipe.parent / "cache").glob("reference-*")))
+    console = io.StringIO()
+    train(load(recipe, "run", *how, "eval.batch_size=1", "eval.max_batches=2"), resume=True, console=console)
+    assert "computed once" in console.getvalue() and "resumed at step" in console.getvalue()
+    assert entries == 2 and len(list((recipe.parent / "cache").glob("reference-*"))) == 3
+    assert "found in the cache" in printed(recipe, "again", "lora=null")
