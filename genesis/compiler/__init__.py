@@ -60,7 +60,7 @@ def compile(
         mode: "default"; "reduce-overhead" launches regions of many kernels as one CUDA graph, between copies of
             arguments and results; "max-autotune" does what the default does for now.
         dynamic: accepted; every shape still gets its own trace.
-        fullgraph: raise an error where a call cannot be traced; otherwise such a call runs the function in Python.
+        fullgraph: raise an error where a call cannot be traced; otherwise such a call runs in Python, in pieces.
         disable: return `fn` itself.
         verify: trace the function again at every `verify`-th call, and raise an error if it now computes something
             else, because no guard detected a change. 0 disables this.
