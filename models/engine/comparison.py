@@ -70,7 +70,7 @@ def compare(model: CausalLM, requests: Sequence[Request], rows: int) -> Comparis
         found = np.array(chances[number], np.float32)
         differs = found.view(np.uint32) != scored.view(np.uint32)
         count, differing = count + len(found), differing + int(differs.sum())
-        if first is None and differs.any():
+        if differs.any() and (first is None or number < first.request):
             at = int(differs.argmax())
             first = Difference(number, at, float(found[at]), float(scored[at]))
     return Comparison(count, differing, first, drawn)
@@ -83,6 +83,7 @@ def log_probs(
     training at the request's temperature (1 for the likeliest token).
     """
     waiting = [number for number, ids in enumerate(drawn) if ids]
+    waiting.sort(key=lambda number: requests[number].sampling.temperature or 1.0)
     while waiting:
         # Pack sequences at the same temperature; each begins at a multiple of the key block.
         packed, ends = [waiting.pop(0)], [0]
