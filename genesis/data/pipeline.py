@@ -331,7 +331,7 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, setup: 
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:
     if not len(tokens):
         what = f"no sample {which} is left" + "".join(f"; {note}" for note in notes)
-        next = "raise data.seq_len, set data.too_long=split, or inspect the data: genesis data preview"
+        next = "raise data.seq_len, set data.too_long, or inspect the data: genesis data preview"
         raise DataError(what, next=next)
 
 

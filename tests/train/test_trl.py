@@ -7,8 +7,11 @@ Gradients are those of the second step: after ten, float32 and float64 differ by
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +19,15 @@ import pytest
 
 import genesis
 import genesis_models
+from genesis.backend import CPU
+from genesis.data.tokenizer import Tokenizer
 from genesis.nn import functional as F
 from genesis.optim import AdamW
 from genesis.tensor import Tensor
 from genesis.train.preference_losses import JUDGED, PAIRED, Answers, kto_kl
-from tests.train.golden import ADAMW, BASE, FIXTURES, SEEDS, STEPS, noise, projections
+from genesis.train.step import take_step
+from tests.train.golden import ADAMW, BASE, FIXTURES, PAIRS, SEEDS, STEPS, noise, projections
+from tests.train.runs import assembled, load
 
 TOLERANCE = 1e-4
 KINDS = ("dpo", "cpo", "orpo", "kto")
@@ -165,6 +172,54 @@ def test_single_answers(kind: str, seed: int, name: str) -> None:
         return function(own.answers(model, reference), is_good, kl, **settings).mean()
 
     compare(model, loss, case)
+
+
+CONFIG = """
+model: {{path: "{folder}/model", dtype: float32}}
+data: {{train: "{folder}/records.jsonl", seq_len: 128, eval_fraction: 0}}
+objective: {objective}
+train: {{output_dir: "{folder}/run", steps: 10, batch_size: 6, device: cpu, threads: 1, max_grad_norm: null}}
+optim: {{lr: {lr}, eps: {eps}, weight_decay: {weight_decay}, betas: [0.9, 0.999], schedule: constant, warmup_steps: 0}}
+eval: {{at_start: false, prompts: []}}
+checkpoint: {{every: null}}
+"""
+
+
+def begun(folder: Path, seed: int, objective: str) -> Any:
+    """A run of the seed's records and weights before its first step."""
+    genesis_models.save(make_model(seed), folder / "model", tokenizer=Tokenizer.load(BASE))
+    shutil.copy(BASE / "chat_template.jinja", folder / "model")
+    (folder / "records.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS[seed]))
+    path = folder / "c.yaml"
+    path.write_text(CONFIG.format(folder=folder, objective=objective, **ADAMW))
+    return assembled(load(path, "run"))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "apo_down"])
+def test_a_run(name: str, tmp_path: Path) -> None:
+    """Losses of a run's own steps, from records to packed rows and its reference."""
+    run = begun(tmp_path, 2, NAMES.get(name, name))
+    found = [take_step(run.state, run._batches(), run.lr_at(step), None, CPU) for step in range(STEPS)]
+    golden = page("dpo")["seeds"]["2"]["cases"][name]["losses"]
+    assert [each.loss_sum / each.targets for each in found] == pytest.approx(golden, abs=TOLERANCE * golden[0])
+
+
+def test_chats_have_the_same_tokens(tmp_path: Path) -> None:
+    """TRL also learns the line break that the template puts after an end of turn; Genesis does not."""
+    (batch,) = begun(tmp_path, 0, "dpo")._batches()
+    found = set()
+    for ids, labels, positions in zip(batch.input_ids, batch.labels, batch.position_ids, strict=True):
+        starts = [*np.flatnonzero(positions == 0), len(ids)]
+        for a, b in itertools.pairwise(starts):
+            targets = labels[a:b] >= 0
+            if targets.any():
+                begin, end = np.flatnonzero(targets)[[0, -1]]
+                found.add((tuple(ids[a : a + begin]), tuple(ids[a + begin : a + end + 1])))
+    rows = page("dpo")["seeds"]["0"]["rows"]
+    line_break = {rows[0]["chosen_ids"][-1]}
+    expected = {(tuple(r["prompt_ids"]), tuple(r[key][:-1])) for r in rows for key in ("chosen_ids", "rejected_ids")}
+    assert {r[key][-1] for r in rows for key in ("chosen_ids", "rejected_ids")} == line_break
+    assert found == expected
 
 
 def test_every_loss_has_a_case() -> None:
