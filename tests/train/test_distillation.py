@@ -21,7 +21,6 @@ from genesis.train.step import take_step
 from genesis_cli.main import main
 from genesis_models.config import ModelConfig
 from genesis_models.registry import build
-from tests.distributed.cases import Runs
 from tests.train.golden import (
     ADAMW,
     DISTILLATION,
@@ -166,7 +165,8 @@ def test_ranks_end_in_the_same_state(recipe: Path) -> None:
     alone = load(recipe, "alone", *how)
     train(alone)
     with Forks() as forks:
-        done = forks.run(*Runs(forks, recipe.parent).words("ranks", 2, *how))
+        output = f"train.output_dir={recipe.parent / 'ranks'}"
+        done = forks.run("train", recipe, output, *how, "--nproc", "2")
     assert done.code == 0, done
     assert rows(recipe.parent / "ranks") == rows(alone.train.output_dir)
     assert checkpoints(recipe.parent / "ranks") == checkpoints(recipe.parent / "alone")
