@@ -354,8 +354,9 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
     is_exact = p.a.array.dtype is float32 and not allow_tf32
     if not is_for_few_columns(p.n, p.a.row, p.a.column, p.b.row, p.matrices * p.m * p.k, is_exact):
         return False
-    # Others are faster on the tensor cores if A is MN-major.
-    if not is_exact and (p.a.column != 1 or (p.n > 1 and p.matrices > 1)) and _is_addressed_by_tma(p):
+    # Others are faster on the tensor cores if A is MN-major, or if its rows are loaded element by element.
+    is_slow = p.a.column != 1 or p.a.row % 16 != 0 or p.k % 16 != 0 or (p.n > 1 and p.matrices > 1)
+    if not is_exact and is_slow and _is_addressed_by_tma(p):
         return False
     sm_count = backend_of(p.o.array.device).driver.properties.sm_count
     t = few_columns_tile(p.matrices, p.m, p.n, p.k, p.a.column == 1, sm_count)
