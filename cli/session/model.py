@@ -14,7 +14,7 @@ import numpy as np
 from genesis import cuda, random
 from genesis.backend import CPU, Device
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, ModelError, escape
+from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.files.atomic import FolderWriter
 from genesis.files.hf import (
     CHECKPOINT,
@@ -191,6 +191,23 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
         except ConfigError as error:
             raise ConfigError(error.what, where=f"lora.{error.where}", next=error.next) from error
     freeze(model.named_parameters(), config.train.freeze)
+
+
+def check_exact(config: Config, device: Device) -> None:
+    """Check that a device can give the sums of a run with `train.exact` their order.
+
+    Raises:
+        DeviceError: the device has no compute capability 9. ConfigError: the weights are not bfloat16.
+    """
+    if not config.train.exact:
+        return
+    next = "set train.exact to false"
+    if device.type == "cpu" or cuda.get_device_capability(device)[0] != 9:
+        what = f"train.exact needs a GPU with compute capability 9.0; the run's device is {device}"
+        raise DeviceError(what, where="train.exact", next=next)
+    if config.model.dtype != "bfloat16":
+        what = f"train.exact computes in bfloat16, but the weights are {config.model.dtype}"
+        raise ConfigError(what, where="model.dtype", next=f"set it to bfloat16, or {next}")
 
 
 def check_trained(config: Config, shape: ModelConfig, adapter: str | os.PathLike[str] | None = None) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from genesis import cuda
 from genesis.backend import Device
 from genesis.errors import ConfigError, DeviceError, ModelError, escape
 from genesis.files.atomic import read_manifest
@@ -18,6 +16,7 @@ from genesis.files.strict_json import read_limited
 from genesis.train.config import LORA, Config, LoraConfig
 from genesis.train.config_file import parse_config
 from genesis.train.config_help import show
+from genesis.train.state import platform_of
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import read_adapter
 from genesis_models.chat_files import file_drawing
@@ -105,36 +104,13 @@ def _settings_of_adapter(folder: str) -> dict[str, Any]:
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
 
-def exact_platform(config: Config, device: Device) -> dict[str, str] | None:
-    """Return what decides the bits of a run with `train.exact`: GPU model and version of Triton; None for other runs.
-
-    Raises:
-        DeviceError: the device has no compute capability 9. ConfigError: the weights are not bfloat16.
-    """
-    if not config.train.exact:
-        return None
-    next = "set train.exact to false"
-    if device.type == "cpu" or cuda.get_device_capability(device)[0] != 9:
-        what = f"train.exact needs a GPU with compute capability 9.0; the run's device is {device}"
-        raise DeviceError(what, where="train.exact", next=next)
-    if config.model.dtype != "bfloat16":
-        what = f"train.exact computes in bfloat16, but the weights are {config.model.dtype}"
-        raise ConfigError(what, where="model.dtype", next=f"set it to bfloat16, or {next}")
-    return platform(device)
-
-
-def platform(device: Device) -> dict[str, str]:
-    """Return what decides the bits of exact sums: the GPU model and the version of Triton."""
-    return {"gpu": cuda.get_device_name(device), "triton": version("triton")}
-
-
 def check_recorded(folders: Iterable[Path], device: Device) -> None:
     """Check that a run which was trained exactly is used where its sums have the same bits.
 
     Raises:
         DeviceError: a checkpoint records others.
     """
-    now = platform(device)
+    now = platform_of(device)
     for folder in folders:
         checkpoints = [folder / name for name in list_folder(folder) if name.startswith("checkpoint-")]
         for each in (folder, *checkpoints):

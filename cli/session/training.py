@@ -46,12 +46,13 @@ from genesis.train.progress import Progress, duration, figure
 from genesis.train.ranks import ALONE, FIRST_STEPS_S, PREPARING_S, Ranks
 from genesis.train.report.page import loss_picture
 from genesis.train.signals import Interrupts
-from genesis.train.state import Snapshot, TrainState
+from genesis.train.state import Snapshot, TrainState, platform_of
 from genesis_cli.session.chat import TEXTS, ChatFormat, EncoderFactory, unused_settings
 from genesis_cli.session.dry_run import compile_samples, compiled_ahead, planned_memory
 from genesis_cli.session.model import (
     ModelFiles,
     adapter_to_resume,
+    check_exact,
     check_trained,
     checked_base,
     frozen_base,
@@ -71,7 +72,7 @@ from genesis_cli.session.preparation import (
 )
 from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.run_folder import Resume, RunFolder
-from genesis_cli.session.settings import exact_platform, settled
+from genesis_cli.session.settings import settled
 from genesis_cli.session.teacher import objective_of
 from genesis_models.adapters import Base
 from genesis_models.blocks import CausalLM
@@ -133,12 +134,12 @@ def _train(
         if (kept := recorded_settings(folder.overrides)) is not None:
             console.line(kept)
         config = same_settings(ranks, config)
-        exact_platform(config, device)
         previous = adapter_to_resume(config, resume, resume_from)
         base = checked_base(config, previous)
         folder.begin()
         shape, sampling = model_config(config), sample_drawing(config)
         check_trained(config, shape, previous)
+        check_exact(config, device)
         with compiled_ahead(device):
             memory = planned_memory(config, shape, device, ranks)
         compile_samples(config, shape, sampling, device)
@@ -300,7 +301,7 @@ def assemble(
         console.line(warning)
     # The state that checkpoints store.
     files = ModelFiles(config, data.tokenizer, model, base, chat)
-    platform = exact_platform(config, device)
+    platform = platform_of(device) if config.train.exact else None
     state = TrainState(
         model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective, platform=platform
     )

@@ -10,10 +10,10 @@ from genesis.train.optimizer import build_schedule, overlong_schedule
 from genesis.train.output import Output
 from genesis_cli.session.chat import unused_settings
 from genesis_cli.session.dry_run import planned_memory
-from genesis_cli.session.model import check_trained, model_config
+from genesis_cli.session.model import check_exact, check_trained, model_config
 from genesis_cli.session.preparation import file_lines, prepare_data, resolve_device, sample_counts
 from genesis_cli.session.run_folder import RunFolder, check_is_ours
-from genesis_cli.session.settings import exact_platform, settled
+from genesis_cli.session.settings import settled
 from genesis_cli.session.teacher import check_teacher
 from genesis_cli.session.training import arithmetic
 from genesis_models.folder import check_weights
@@ -27,9 +27,9 @@ def validate(config: Config, *, console: Output) -> None:
     device = resolve_device(config.train.device)
     check_is_ours(folder.path)
     config, dtype = settled(config, device)
-    exact_platform(config, device)
     shape = model_config(config)
     trained = check_trained(config, shape)
+    check_exact(config, device)
     with arithmetic(config):
         memory = planned_memory(config, shape, device)
     if config.model.path is not None:

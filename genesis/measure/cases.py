@@ -19,7 +19,7 @@ import numpy as np
 
 from genesis.array import Array, empty
 from genesis.autograd import TensorBase, apply, enable_grad, grad
-from genesis.backend import CPU, Device, backend_for
+from genesis.backend import CPU, Device, as_device, backend_for
 from genesis.cuda import get_device_capability
 from genesis.custom import UserOp, load_op, user_ops
 from genesis.dtypes import DType, as_dtype, bfloat16, bool_, float32, float64, int8, int16, int32, int64
@@ -31,7 +31,7 @@ from genesis.shapes import Shape, contiguous_strides, normalize_axes, numel, red
 from genesis.tensor import Tensor
 
 # Importing these registers the ops that decoding and ranks run.
-from genesis.ops import attention_step, gradients, quantized_linear, sample  # noqa: F401  isort: skip
+from genesis.ops import attention_step, gradients, quantized_linear, sample, sample_head  # noqa: F401  isort: skip
 
 Axes = int | tuple[int, ...] | None
 CATEGORIES = ("element", "activation", "reduction", "matmul", "memory", "optimizer")
@@ -352,6 +352,7 @@ HEAD = {
     "linear_token_log_probs": call("mk nk:w m:#n", **TOKENS, with_dx=False),
     "linear_token_log_probs_backward": call("m:f32 mk nk:w m:#n", **TOKENS, needs=(True, True)),
     "linear_distillation": call("mk nk:w mk nk:w m:#n", **TOKENS, beta=0.5, with_grads=True),
+    "sample_head": call("mk nk:w m3o:#9 m4o:?"),
 }
 
 SQUARES = "256,256 1024,1024 32,512,896 4096,4096 8192,8192"
@@ -405,7 +406,9 @@ def kind_of(name: str) -> Kind | None:
             if kind.calls is not ANY and key in kind.calls:
                 return replace(kind, make=kind.calls[key])
     op = registry.get(meant)
-    if op is not None and (meant in ANY or (op.elementwise and op.family in ("elementwise", "activation", "special"))):
+    if op is not None and (
+        meant in ANY or (op.elementwise and op.family in ("elementwise", "activation", "special", "loss"))
+    ):
         category = "memory" if meant in MOVING else FAMILIES.get(op.family, "element")
         return replace(KINDS["elementwise"], make=ANY.get(meant, elementwise), category=category)
     forward = kind_of(meant.removesuffix("_backward")) if op is not None and meant.endswith("_backward") else None
@@ -479,6 +482,7 @@ def choices(
 def make_case(name: str, shape: Shape, axes: Axes, dtype: DType | None, device: Device) -> Case:
     """The op `name` with inputs of `dtype`, or of the first of float32, int32, bool it takes. Raises UsageError."""
     op, kind = op_named(name)
+    device = as_device(device)
     if kind.letters and len(shape) not in {text.count(",") + 1 for text in kind.sizes.split()}:
         raise UsageError(f"{name} takes the shape {kind.form}; got {','.join(map(str, shape))}", where="--shape")
     if op.family == "fp8" and device != CPU and (lack := lacking(get_device_capability(device), device)):

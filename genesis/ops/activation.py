@@ -83,8 +83,8 @@ def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) 
 
 
 def silu_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x / (1 + e^-x)."""
-    return np.divide(x, np.exp(-x) + 1, out=out)
+    """x·σ(x), with the bits of SwiGLU."""
+    return np.multiply(np.reciprocal(np.exp(-x) + 1), x, out=out)
 
 
 def _silu_derivative(x: np.ndarray) -> np.ndarray:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from genesis import random
+from genesis import cuda, random
 from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import threads
@@ -185,6 +186,11 @@ class Share(NamedTuple):
 
     weights: list[str]
     optimizer: list[str]
+
+
+def platform_of(device: Device) -> dict[str, str]:
+    """Return what decides the bits of exact sums: the GPU model and the version of Triton."""
+    return {"gpu": cuda.get_device_name(device), "triton": version("triton")}
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,11 @@ def fused() -> dict[str, Any]:
         "packed": (lambda: F.attention_packed(wide, 2, 1, None, tables=(cos, sin)), (wide,), "low"),
         "head": (lambda: F.linear_cross_entropy(x, up, ids, num_targets=genesis.tensor(9.0)), (x, up), "wide"),
         "log_probs": (lambda: F.linear_token_log_probs(x, up, ids), (x, up), "wide"),
+        "distillation": (
+            lambda: F.linear_distillation(x, up, x.detach(), up.detach() * 2, ids, beta=0.5)[0],
+            (x, up),
+            "wide",
+        ),
         "norm_rope": (lambda: F.norm_rope(wide, q, k, cos, sin, heads=2, key_heads=1, eps=1e-6), (wide, q, k), "wide"),
         "swiglu": (lambda: F.swiglu(x @ down, (x @ down).float()), (x, down), "wide"),
         "swiglu_packed": (lambda: F.swiglu(x @ down), (x, down), "low"),

@@ -114,6 +114,7 @@ def test_generate_passes_no_way_of_drawing_that_was_not_given() -> None:
         "device": "auto",
         "dtype": "auto",
         "kv_cache": "auto",
+        "exact": False,
         "base": None,
         "special": DataConfig(train=["x"]).parse_special,
         "prompts": None,
@@ -139,6 +140,7 @@ def test_generate_passes_what_is_given() -> None:
         "device": "auto",
         "dtype": "bfloat16",
         "kv_cache": "fp8",
+        "exact": False,
         "base": "b",
         "special": True,
         "prompts": None,
@@ -195,6 +197,7 @@ def test_eval_prints_its_numbers() -> None:
     assert options == {
         "seq_len": 64,
         "batch_size": 8,
+        "exact": False,
         "device": "auto",
         "dtype": "auto",
         "base": None,

@@ -14,9 +14,10 @@ from genesis.backend import Device
 from genesis.data.tokenizer import train_bpe
 from genesis.errors import DeviceError, ModelError, NumericError, UsageError
 from genesis.files.atomic import AtomicFolder
+from genesis.train.state import platform_of
 from genesis_cli.session.exactness import check_exact
 from genesis_cli.session.generation import generate
-from genesis_cli.session.settings import check_recorded, platform
+from genesis_cli.session.settings import check_recorded
 from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters
 from genesis_models.engine import Request, Sampling, device_rows
 from genesis_models.engine.comparison import compare, first_layer
@@ -188,7 +189,7 @@ def test_on_the_cpu_the_commands_say_why_not(folder: Path) -> None:
 
 def test_a_run_that_was_exact_elsewhere_is_refused(folder: Path) -> None:
     device = Device("cuda", 0)
-    now = platform(device)
+    now = platform_of(device)
     check_recorded([folder], device)
     for number, triton in ((1, now["triton"]), (2, "0.1")):
         with AtomicFolder(folder / f"checkpoint-{number}") as writer:

@@ -54,7 +54,7 @@ def batch_of(rows: int, length: int) -> Batch:
 )
 def test_threads_share_what_is_worth_it(rows: int, length: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", 256)
-    found = shards._shares([batch_of(rows, length).input_ids], rows * length, CPU)
+    found = shards._shares(NextTokens(), batch_of(rows, length), CPU)
     assert len(found) == shares
     ids = np.concatenate([part[0].numpy() for part in found])
     np.testing.assert_array_equal(ids, batch_of(rows, length).input_ids)
@@ -72,7 +72,7 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     for least in (1 << 30, 1, 1):
         monkeypatch.setattr(shards, "MIN_SHARE_TOKENS", least)
         made, batch = model(), batch_of(5, 12)
-        assert len(shards._shares([batch.input_ids], batch.input_ids.size, CPU)) == (4 if least == 1 else 1)
+        assert len(shards._shares(NextTokens(), batch, CPU)) == (4 if least == 1 else 1)
         (loss,) = shards.accumulate_gradients(NextTokens(), made, batch, batch.num_targets, CPU)
         total, _ = shards.measure(NextTokens(), made, batch, CPU)
         results.append((loss, total, {n: p.grad.numpy() for n, p in made.named_parameters()}))
@@ -115,7 +115,7 @@ def test_a_gpu_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_devices_take_the_batch_whole() -> None:
-    assert len(shards._shares([batch_of(8, 256).input_ids], 8 * 256, Device("cuda", 0))) == 1
+    assert len(shards._shares(NextTokens(), batch_of(8, 256), Device("cuda", 0))) == 1
 
 
 def test_threads_draw_the_same_dropout_in_whichever_order_they_come() -> None:
