@@ -75,7 +75,7 @@ def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]], words
 
 
 def _fine_tuning() -> list[str]:
-    """The section that compares the defaults from scratch, with `model.path`, with `lora`, and of preferences."""
+    """Return the section that compares the defaults from scratch, with `model.path` or `lora`, and for preferences."""
     path, lora = {"path": "folder"}, {"lora": {}}
     required = {"data": {"train": "x"}, "train": {"output_dir": "run", "steps": 1}}
     runs = [
