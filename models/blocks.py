@@ -22,7 +22,7 @@ import genesis
 from genesis import Tensor, nn
 from genesis.autograd import checkpoint
 from genesis.backend import CPU
-from genesis.errors import ConfigError
+from genesis.errors import ConfigError, ModelError
 from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis.nn.quantized import QuantizedLinear
@@ -309,9 +309,11 @@ class CausalLM(nn.Module):
         self._checkpointing = "none"
         self._precision: str | None = None
         self.model = self.make_decoder(config, self.make_layer)
+        has_head = not (config.tie_word_embeddings or config.is_reward)
         self.lm_head: nn.Linear | QuantizedLinear | None = (
-            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) if has_head else None
         )
+        self.score = nn.Linear(config.hidden_size, 1, bias=False) if config.is_reward else None
         self._rotaries = [Rotary(replace(config, rope=rope)) for rope in config.ropes]
 
     @property
@@ -350,7 +352,14 @@ class CausalLM(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The output projection `[V, H]`: the head's weight, or the token embedding. An 8-bit head is dequantized."""
+        """The output projection `[V, H]`: the head's weight, or the token embedding. An 8-bit head is dequantized.
+
+        Raises:
+            ModelError: the model is a reward model.
+        """
+        if self.score is not None:
+            what = "the model is a reward model, which scores answers and predicts no tokens"
+            raise ModelError(what, where="model", next="use a model with a language-model head")
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -434,6 +443,23 @@ class CausalLM(nn.Module):
         """
         hidden = self.hidden_states(input_ids, position_ids)
         return F.linear_token_log_probs(hidden, self.head_weight, labels, shift=1)
+
+    def rewards(self, input_ids: Tensor, last: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Return the rewards of sequences, float32 `[B, N]`: the products of `score` and their last hidden states.
+
+        Args:
+            last: column of the last token of each sequence, `[B, N]`.
+
+        Raises:
+            ModelError: the model is no reward model.
+        """
+        if self.score is None:
+            raise ModelError("the model has no score head", where="model", next="train one with objective: reward")
+        hidden = self.hidden_states(input_ids, position_ids)
+        rows, length = input_ids.shape
+        places = last + (genesis.arange(rows, device=last.device) * length).unsqueeze(1)
+        states = F.embedding(places, hidden.flatten(0, 1)).to(dtype="float32")  # [B, N, H]
+        return (states * self.score.weight[0].to(dtype="float32")).sum(-1)
 
     def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return `[2]`: the summed loss, and how many targets have the largest logit of all tokens.

@@ -135,6 +135,30 @@ class ModelConfig:
         return replace(self, vocab_size=rows, raw={**self.raw, "vocab_size": rows})
 
     @property
+    def is_reward(self) -> bool:
+        """Whether the model has a head for rewards instead of one for tokens: `architectures` says so."""
+        named = self.raw.get("architectures")
+        return isinstance(named, list) and any(str(name).endswith(CLASSIFIER) for name in named)
+
+    def as_reward(self) -> Self:
+        """Return the config of the reward model with this decoder, which transformers loads as a sequence classifier.
+
+        Raises:
+            ModelError: transformers has no such class for the family.
+        """
+        if self.is_reward:
+            return self
+        if self.model_type not in CLASSIFIERS:
+            what = f"a {self.model_type} model cannot become a reward model: transformers has no class for it"
+            raise ModelError(what, next=f"use a model of type {', '.join(CLASSIFIERS)}")
+        own: dict[str, Any] = {"architectures": [CLASSIFIERS[self.model_type] + CLASSIFIER], "problem_type": None}
+        labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        # transformers takes the reward of the last token that is not padding.
+        ends, pad = self.raw.get("eos_token_id"), self.raw.get("pad_token_id")
+        own["pad_token_id"] = None if pad in (ends if isinstance(ends, list) else [ends]) else pad
+        return replace(self, raw={**self.raw, **own, **labels})
+
+    @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings; each layer uses one of them."""
         return (self.rope,)
@@ -198,6 +222,12 @@ class ModelConfig:
         return {key: self.raw[key] for key in DROPOUT if self.raw.get(key)}
 
 
+CLASSIFIER = "ForSequenceClassification"
+# `model_type` -> the beginning of the name of transformers' class with that end.
+CLASSIFIERS = {
+    "gemma3_text": "Gemma3Text", "llama": "Llama", "mistral": "Mistral", "olmo2": "Olmo2", "phi3": "Phi3",
+    "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3",
+}  # fmt: skip
 C = TypeVar("C", bound=ModelConfig)
 
 

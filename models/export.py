@@ -150,10 +150,18 @@ class Difference(NamedTuple):
 
 
 def answers(model: CausalLM, texts: Sequence[np.ndarray]) -> Answers:
-    """Return the logits after each token of texts of ids `[T]`."""
+    """Return the logits after each token of texts of ids `[T]`; of a reward model the final hidden states."""
     model.eval()
     with genesis.no_grad():
-        return [model(genesis.from_numpy(ids[None].astype(np.int64))).numpy()[0].astype(np.float32) for ids in texts]
+        found = [_outputs(model, genesis.from_numpy(ids[None].astype(np.int64))) for ids in texts]
+    return [each.numpy()[0].astype(np.float32) for each in found]
+
+
+def _outputs(model: CausalLM, input_ids: genesis.Tensor) -> genesis.Tensor:
+    """Return the logits `[1, T, V]`; of a reward model the final hidden states `[1, T, H]`, because the products with a
+    single vector cancel, so their relative error has no bound.
+    """
+    return model(input_ids) if model.score is None else model.hidden_states(input_ids)
 
 
 def difference(expected: Answers, found: Answers) -> Difference:

@@ -32,7 +32,7 @@ from genesis_models.registry import empty_model, parameter_shapes
 from genesis_models.source import ModelSource, check_model_folder, find_source
 from genesis_models.weights import check_fits, is_quantized, weight_type
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, EMBEDDING, SCORE = "lm_head.weight", "model.embed_tokens.weight", "score.weight"
 PREFIX = "model."
 WEIGHT_TYPES = [d.numpy for d in (float64, float32, float16, bfloat16)]
 MAX_SHARD_BYTES = 5 << 30  # transformers' default
@@ -79,6 +79,7 @@ def load(
     *,
     base: str | os.PathLike[str] | None = None,
     vocab_size: int = 0,
+    reward: bool = False,
 ) -> CausalLM:
     """Load the model in `folder`: `config.json` and safetensors in one file or in shards, or an adapter on its base.
 
@@ -96,35 +97,44 @@ def load(
         base: folder of an adapter's base, instead of the one that the adapter names.
         vocab_size: the fewest rows of the embedding and the head, such as a larger tokenizer's size. Rows that the
             folder lacks become the mean of the others.
+        reward: load a language model as a reward model: without its head, with a `score` of zeros.
 
     Raises:
         ModelError: the path is not a model folder; tensors are missing, left over or mis-shaped (at most 10 names of
             each, with the counts); the base of an adapter is missing or another model. DTypeError: weights cannot have
             the dtype. OutOfMemoryError: the weights do not fit.
     """
-    return load_source(find_source(folder, base), device, dtype, vocab_size)
+    return load_source(find_source(folder, base), device, dtype, vocab_size, reward)
 
 
-def load_source(source: ModelSource, device: str = "cpu", dtype: object = None, vocab_size: int = 0) -> CausalLM:
+def load_source(
+    source: ModelSource, device: str = "cpu", dtype: object = None, vocab_size: int = 0, reward: bool = False
+) -> CausalLM:
     """Return the model of a source in eval mode; arguments and errors as in `load`."""
-    model = _load_whole(source.folder, device, dtype, vocab_size).eval()
+    scores = reward or (source.config is not None and SCORE.rpartition(".")[0] in source.config.modules_to_save)
+    model = _load_whole(source.folder, device, dtype, vocab_size, scores).eval()
     model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
 
 
-def _load_whole(folder: Path, device: str, dtype: object, rows: int) -> CausalLM:
+def _load_whole(folder: Path, device: str, dtype: object, rows: int, reward: bool) -> CausalLM:
     """Return the model in a folder of whole weights."""
     config, target = read_config(folder), as_device(device)
-    shapes = parameter_shapes(config)
+    is_new = reward and not config.is_reward  # the folder has a head instead of a score
+    config = config.as_reward() if reward else config
+    shapes = {name: shape for name, shape in parameter_shapes(config).items() if not (is_new and name == SCORE)}
     # Check names and memory before allocating.
     with _weights(folder, shapes) as weights:
-        _check_names(config, shapes, weights, escape(folder))
+        _check_names(config, shapes, weights, escape(folder), may_have_head=is_new)
         chosen = weight_type(dtype, target, config.stored_dtype or _main_type(weights))
         config = config.with_rows(rows)
         check_fits(sum(map(math.prod, parameter_shapes(config).values())), chosen.name, target, where=escape(folder))
         model = empty_model(config, device=device, dtype=chosen.name)
         # Read each tensor into its parameter; additional rows become the mean of the stored ones.
         for name, parameter in model.named_parameters():
+            if name not in shapes:
+                parameter.detach().fill_(0.0)
+                continue
             stored = parameter.detach().narrow(0, 0, shapes[name][0])
             if parameter.device != CPU:
                 _send(weights, name, stored)
@@ -171,7 +181,12 @@ def _weights(folder: str | os.PathLike[str], shapes: Mapping[str, tuple[int, ...
 
 
 def _check_names(
-    config: ModelConfig, expected: Mapping[str, tuple[int, ...]], weights: hf.WeightFolder, where: str
+    config: ModelConfig,
+    expected: Mapping[str, tuple[int, ...]],
+    weights: hf.WeightFolder,
+    where: str,
+    *,
+    may_have_head: bool = False,
 ) -> None:
     """Compare a folder's tensors with the shapes of the expected parameters.
 
@@ -179,7 +194,7 @@ def _check_names(
         ModelError: it lists everything that is wrong with the names, shapes and dtypes.
     """
     found = set(weights.names)
-    allowed = set(expected) | ({HEAD} if config.tie_word_embeddings else set())
+    allowed = set(expected) | ({HEAD} if config.tie_word_embeddings or may_have_head else set())
     # Old checkpoints contain rotary tables, which are derived values.
     extra = {n for n in found - allowed if not n.endswith(".rotary_emb.inv_freq")}
     missing = set(expected) - found
@@ -220,12 +235,15 @@ def _send(weights: hf.WeightFolder, name: str, parameter: Tensor) -> None:
 def _config_json(model: CausalLM, dtype: str) -> dict[str, Any]:
     """Return the source's config for weights of dtype `dtype`, with the keys that older and newer readers look for."""
     raw = dict(model.config.raw)
-    if "CausalLM" not in str(raw.get("architectures")):  # LlamaModel, for example, in a folder of base weights
+    if model.score is None and "CausalLM" not in str(
+        raw.get("architectures")
+    ):  # LlamaModel, for example, in a folder of base weights
         raw["architectures"] = [type(model).__name__]
     raw.update(dtype=dtype, torch_dtype=dtype, **model.config.rope_json())
     raw.setdefault("head_dim", model.config.head_dim)
     raw.setdefault("num_key_value_heads", model.config.num_key_value_heads)
-    raw["tie_word_embeddings"] = model.lm_head is None  # an adapter may untie the head
+    if model.score is None:
+        raw["tie_word_embeddings"] = model.lm_head is None  # an adapter may untie the head
     return raw
 
 

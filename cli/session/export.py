@@ -124,14 +124,14 @@ def _checked(model: CausalLM, source: ModelSource, target: Path) -> Iterator[str
     expected = answers(model, texts)
     written = load(target, dtype="float32", base=source.folder if is_adapter(target) else None)
     found = difference(expected, answers(written, texts))
-    yield (
-        f"check: {found.tokens:,} tokens of {len(texts)} texts: largest difference of logits {found.logit:.3g},"
-        f" KL {found.kl:.3g} nats a token"
-    )
+    is_reward = model.score is not None
+    compared = f"a hidden state {found.logit:.3g}" if is_reward else f"logits {found.logit:.3g}"
+    divergence = "" if is_reward else f", KL {found.kl:.3g} nats a token"
+    yield f"check: {found.tokens:,} tokens of {len(texts)} texts: largest difference of {compared}{divergence}"
     if kind != "float32":
         yield f"check: that is the effect of rounding the weights to {kind}"
     check_answers(found, kind, model.config, target)
-    if source.adapter is not None:
+    if source.adapter is not None and not is_reward:
         del written
         base = load(source.folder, dtype="float32", vocab_size=model.config.vocab_size)
         learned = difference(expected, answers(base, texts))

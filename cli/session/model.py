@@ -32,6 +32,7 @@ from genesis.train.checkpoint import BEST
 from genesis.train.config import LORA, Config, fine_tuning_defaults
 from genesis.train.config_help import show
 from genesis.train.optimizer import check_patterns, freeze
+from genesis.train.preference_losses import REWARD
 from genesis.train.state import FrozenBase, Snapshot, masters
 from genesis_cli.session.chat import ChatFormat
 from genesis_cli.session.run_folder import Resume
@@ -70,6 +71,10 @@ def model_config(config: Config) -> ModelConfig:
             found = ModelConfig.from_dict(config.model.config or {}, where="model.config")
         except ModelError as error:  # an error in the user's configuration
             raise ConfigError(error.what, where=error.where, next=error.next) from error
+    if found.is_reward and config.objective.name not in REWARD:
+        what = f"the model in {escape(config.model.path)} is a reward model, which predicts no tokens"
+        raise ConfigError(what, where="model.path", next="set objective to reward, or name a language model")
+    found = found.as_reward() if config.objective.name in REWARD else found
     if config.data.seq_len > found.packed_length:
         what = f"data.seq_len {config.data.seq_len} exceeds the model's {found.packed_length} positions"
         if found.packed_length < found.context_length:
@@ -111,7 +116,9 @@ def make_model(
     random.manual_seed(config.train.seed)
     if config.model.path is not None:
         rows = 0 if config.lora is not None else tokenizer.vocab_size
-        model = load(config.model.path, device=str(device), dtype=config.model.dtype, vocab_size=rows)
+        model = load(
+            config.model.path, device=str(device), dtype=config.model.dtype, vocab_size=rows, reward=shape.is_reward
+        )
     else:
         raw = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, **shape.raw}
         fresh = ModelConfig.from_dict(raw, where="model.config")
@@ -183,9 +190,14 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
     lora = config.lora
     if lora is not None and lora.init_from is not None:
         apply_adapters_of(model, lora.init_from if adapter is None else adapter, dropout=lora.dropout)
+        if model.score is not None and "score" not in model.modules_to_save:
+            what = f"the adapter in {escape(lora.init_from)} has no score, which a reward model trains"
+            raise ConfigError(what, where="lora.init_from", next="merge it (genesis export --merge), and train that")
     elif lora is not None:
         values = ((key, getattr(lora, key)) for key in LORA)
         settings: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values}
+        if model.score is not None:
+            settings["modules_to_save"] = tuple(dict.fromkeys([*settings["modules_to_save"], "score"]))
         try:
             apply_adapters(model, AdapterConfig(**settings))
         except ConfigError as error:

@@ -68,7 +68,9 @@ def pairs_together(named_parameters: Iterable[Named]) -> list[Named]:
 
 
 def muon_groups(
-    named_parameters: Iterable[Named], weight_decay: float, not_hidden: Sequence[str] = ("embed_tokens", "lm_head")
+    named_parameters: Iterable[Named],
+    weight_decay: float,
+    not_hidden: Sequence[str] = ("embed_tokens", "lm_head", "score"),
 ) -> list[dict[str, Any]]:
     """Return groups for `Muon`: Muon updates hidden matrices, and AdamW all other parameters. Vectors do not decay.
 

@@ -35,7 +35,7 @@ from genesis.errors import DTypeError
 from genesis.files.hub import DATA_SOURCE
 from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.bounds import BOUNDS
-from genesis.train.preference_losses import JUDGED, PAIRED
+from genesis.train.preference_losses import JUDGED, PAIRED, REWARD
 from genesis.train.strict_yaml import emit
 
 # json_schema_extra of a setting or section that a resumed run may change. Any other change is refused.
@@ -511,7 +511,10 @@ def _name_of(objective: Any) -> Any:
 
 def _kind_of(objective: Any, has_lora: bool) -> str:
     """Return the row of `FINE_TUNING` of a run."""
-    if isinstance(objective, str) and (objective in PAIRED or objective in JUDGED):
+    if isinstance(objective, str) and objective in {
+        *PAIRED,
+        *JUDGED,
+    }:  # a reward model has the rates of other fine-tuning
         return "preferences with lora" if has_lora else "preferences"
     return "lora" if has_lora else "full"
 
@@ -771,6 +774,7 @@ OBJECTIVES: dict[str, Mapping[str, Any]] = {
     "distill": {"teacher": None, "beta": 0.5, "temperature": 1.0},
     **{name: {**each.settings, **(_COMPARED if each.needs_reference else {})} for name, each in PAIRED.items()},
     **{name: {**settings, **_COMPARED} for name, (_, settings) in JUDGED.items()},
+    **REWARD,
 }
 if TYPE_CHECKING:
     ObjectiveName = str
@@ -791,7 +795,7 @@ class ObjectiveConfig(Section):
         + ", ".join(name for name, each in PAIRED.items() if each.needs_reference and name != "dpo")
         + "; without a reference: cpo, simpo, orpo. Answers judged good or bad, with a reference: "
         + ", ".join(JUDGED)
-        + ".",
+        + ". reward: a reward model, from pairs.",
     )
     teacher: PathText | None = Field(
         default=None,
@@ -814,10 +818,15 @@ class ObjectiveConfig(Section):
         description="Divides the logits of student and teacher." + _by_choice(OBJECTIVES, "temperature"),
     )
     gamma: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
-        default=None, description="Margin of rewards that simpo aims at." + _by_choice(OBJECTIVES, "gamma")
+        default=None, description="Margin of rewards that simpo and reward aim at." + _by_choice(OBJECTIVES, "gamma")
     )
     alpha: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None, description="Weight of the chosen answers' log-likelihood." + _by_choice(OBJECTIVES, "alpha")
+    )
+    center_rewards_coefficient: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="Weight of the squared sum of a pair's rewards, which centers them at 0."
+        + _by_choice(OBJECTIVES, "center_rewards_coefficient"),
     )
     tau: Positive | None = Field(default=None, description="Temperature of discopop." + _by_choice(OBJECTIVES, "tau"))
     desirable: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
@@ -849,7 +858,7 @@ class ObjectiveConfig(Section):
             raise problem("name", "the objective distill needs objective.teacher", "add objective.teacher, a folder")
         if self.name == "distill" and (self.beta or 0) > 1:
             raise problem("beta", f"objective.beta of distill is {self.beta}, above 1", "choose a value from 0 to 1")
-        if self.name not in ("next_tokens", "distill") and not self.beta:
+        if "beta" in OBJECTIVES[self.name] and self.name != "distill" and not self.beta:
             what = f"objective.beta is 0, with which {self.name} learns nothing or divides by 0"
             raise problem("beta", what, "set it above 0, such as 0.1")
         if self.name == "exo_pair" and not self.label_smoothing:
@@ -860,7 +869,7 @@ class ObjectiveConfig(Section):
     @property
     def learns(self) -> Learns:
         """What the objective learns from."""
-        return "pairs" if self.name in PAIRED else "judged" if self.name in JUDGED else "tokens"
+        return "pairs" if self.name in {*PAIRED, *REWARD} else "judged" if self.name in JUDGED else "tokens"
 
     @property
     def needs_reference(self) -> bool:
@@ -993,7 +1002,7 @@ class Config(Section):
             chosen = fine_tuning_rates(optim, _kind_of(_name_of(objective), raw.get("lora") is not None))
             filled["optim"] = {**optim, **chosen}
         if isinstance(evaluation, dict) and evaluation.get("at_start") is None:
-            compares = isinstance(objective, str | dict) and _name_of(objective) in {*PAIRED, *JUDGED}
+            compares = isinstance(objective, str | dict) and _name_of(objective) in {*PAIRED, *JUDGED, *REWARD}
             filled["eval"] = {**evaluation, "at_start": trains_further or compares}
         config = handler(filled)
         config.optim.model_fields_set.difference_update(chosen)
@@ -1046,6 +1055,9 @@ class Config(Section):
         if self.train.exact and name == "distill":
             what = "train.exact states the order of sums of next tokens, not of distill"
             raise problem("train.exact", what, "remove train.exact")
+        if name in REWARD and self.eval.prompts:
+            what = "eval.prompts asks for answers, but a reward model scores them and writes none"
+            raise problem("eval.prompts", what, "remove eval.prompts")
         lora = self.lora
         if self.objective.reference == "adapter" and (lora is None or lora.init_from or lora.modules_to_save):
             what = "objective.reference adapter computes the base, but the reference is not the base of fresh adapters"
@@ -1065,7 +1077,7 @@ class Config(Section):
             raise problem("model.dtype", f"train.exact computes in bfloat16, not in {self.model.dtype}", next)
         if self.train.precision is not None:
             raise problem("train.precision", f"train.exact excludes 8-bit matmuls ({self.train.precision})", next)
-        if self.objective.name in PAIRED or self.objective.name in JUDGED:
+        if self.objective.learns != "tokens":
             what = f"train.exact begins each sample at a key block, but a sample of {self.objective.name} holds two"
             raise problem("train.exact", f"{what} sequences", "set train.exact to false, or choose another objective")
         for key in ("dropout", "use_dora"):

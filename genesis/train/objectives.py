@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from genesis.train.config import Config
 from genesis.train.objective import Distillation, NextTokens, Objective
-from genesis.train.preference_losses import JUDGED, PAIRED
-from genesis.train.preferences import JudgedObjective, PairObjective
+from genesis.train.preference_losses import JUDGED, PAIRED, REWARD
+from genesis.train.preferences import JudgedObjective, PairObjective, RewardObjective
 
 
 def build_objective(config: Config) -> Objective:
@@ -17,6 +17,8 @@ def build_objective(config: Config) -> Objective:
         found = Distillation(chosen.beta, chosen.temperature)
     elif chosen.name in PAIRED:
         found = PairObjective(chosen.name, chosen.settings, chosen.computed_reference(config.lora))
+    elif chosen.name in REWARD:
+        found = RewardObjective(chosen.settings)
     elif chosen.name in JUDGED:
         found = JudgedObjective(chosen.name, chosen.settings, chosen.computed_reference(config.lora))
     return found

@@ -171,6 +171,18 @@ def _log_odds(mean: Tensor) -> Tensor:
     return mean - genesis.log(-genesis.expm1(mean))
 
 
+# --- Reward models ----------------------------------------------------------------------------------------------------
+
+
+def reward(chosen: Tensor, rejected: Tensor, *, gamma: float, center_rewards_coefficient: float) -> Tensor:
+    """Bradley-Terry: -log σ(r_c - r_r - γ) + c·(r_c + r_r)² for rewards `[N]` (Ouyang et al., 2022, eq. 1).
+
+    The margin γ is that of Llama 2 (Touvron et al., 2023, eq. 2), and the second term that of Eisenstein et al., 2023.
+    """
+    losses = -F.logsigmoid(chosen - rejected - gamma)
+    return losses + center_rewards_coefficient * (chosen + rejected).square()
+
+
 # --- Single answers ---------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +259,8 @@ PAIRED: Mapping[str, Paired] = {
     "simpo": Paired(simpo, {"beta": 2.0, "gamma": 1.0, "label_smoothing": 0.0}, "mean"),
     "orpo": Paired(orpo, _BETA, "mean"),
 }
+# Reward models learn from pairs too -> settings.
+REWARD: Mapping[str, Settings] = {"reward": {"gamma": 0.0, "center_rewards_coefficient": 0.0}}
 _WEIGHTS = {**_BETA, "desirable": 1.0, "undesirable": 1.0}
 # Losses of single answers -> the function and its settings.
 JUDGED: Mapping[str, tuple[Callable[..., Tensor], Settings]] = {

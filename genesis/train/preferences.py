@@ -31,7 +31,7 @@ from genesis.files.hashing import StateHash
 from genesis.nn.lora import adapters_off
 from genesis.tensor import Tensor
 from genesis.train.objective import LanguageModel, Objective, Preparation
-from genesis.train.preference_losses import JUDGED, PAIRED, Answers, Settings, kto_kl
+from genesis.train.preference_losses import JUDGED, PAIRED, Answers, Settings, kto_kl, reward
 from genesis.train.step import row_values
 
 # How the reference is computed: in each step with the adapters off, or once; None without a reference.
@@ -264,6 +264,51 @@ class PairObjective(Preferences):
             second.log_probs.detach(),
         )
         return (losses * is_there).sum(), genesis.stack([(each * is_there).sum() for each in sums])
+
+
+class RewardObjective(Preferences):
+    """The Bradley-Terry loss of a reward model (`preference_losses.reward`).
+
+    The reward of a sequence, prompt and answer, is a linear function of the final hidden state of its last token.
+    """
+
+    figures: ClassVar[Mapping[str, str]] = {
+        "mean_reward": "mean reward of all answers",
+        "margin": "mean reward of the chosen answers minus that of the rejected ones",
+        "accuracy": "share of the pairs whose chosen answer has the higher reward",
+    }
+    held_out_figures: ClassVar[Mapping[str, str]] = figures
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, None)
+
+    def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
+        """Return ids and positions `[B, T]`, and the column of each sequence's last token `[B, 2P]`; -1 for none."""
+        rows, length = batch.input_ids.shape
+        last = np.full((rows, max(1, length // _LEAST), 2), -1, np.int64)
+        if batch.tokens is not None and batch.tokens.splits is not None:
+            ends = np.stack([batch.tokens.splits[batch.samples[:, 1]], batch.samples[:, 3]], -1)
+            last[_places(batch)] = batch.columns[:, None] + ends - 1
+        return batch.input_ids, batch.position_ids, last.reshape(rows, -1)
+
+    def loss(
+        self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        loss, *figures = self._sums(model, fields)
+        return loss / num_targets, genesis.stack(figures).detach()
+
+    def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
+        return genesis.stack(self._sums(model, fields))
+
+    def _sums(self, model: Any, fields: Sequence[Tensor]) -> list[Tensor]:
+        """Return the summed loss, 0-d, and the sums of `figures`."""
+        input_ids, position_ids, last = fields
+        is_there = (last.reshape(len(last), -1, 2)[..., 0] >= 0).to(dtype="float32")  # [B, P]
+        rewards = model.rewards(input_ids, last.maximum(0), position_ids).reshape(len(last), -1, 2)
+        chosen, rejected = rewards[..., 0] * is_there, rewards[..., 1] * is_there
+        losses, margins = reward(chosen, rejected, **self.settings), (chosen - rejected).detach()
+        means, is_right = (chosen + rejected).detach() / 2, (margins > 0).to(dtype="float32")
+        return [(each * is_there).sum() for each in (losses, means, margins, is_right)]
 
 
 class JudgedObjective(Preferences):

@@ -139,6 +139,8 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
             ("eval/token_accuracy", "token accuracy", ".3f"),
             ("eval/rewards/margins", "margins", ".3f"),
             ("eval/rewards/accuracies", "accuracy", ".3f"),
+            ("eval/margin", "margin", ".3f"),
+            ("eval/accuracy", "accuracy", ".3f"),
         )
         if name in metrics
     ]

@@ -223,6 +223,7 @@ def adapter_json(config: AdapterConfig) -> bytes:
     modules = config.target_modules
     content = {
         **_WRITTEN,
+        "task_type": "SEQ_CLS" if "score" in config.modules_to_save else _WRITTEN["task_type"],
         "base_model_name_or_path": config.base,
         "ensure_weight_tying": config.ensure_weight_tying,
         "modules_to_save": list(config.modules_to_save) or None,

@@ -26,7 +26,7 @@ from genesis_models.adapters.config import ALL_LINEAR, MAX_PATTERNS, MERGE, Adap
 MAX_CHARACTERS = 4096  # in a pattern
 N = TypeVar("N", int, float)
 M = TypeVar("M", bound=nn.Module)
-HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+HEAD, EMBEDDING, SCORE = "lm_head", "model.embed_tokens", "score"
 CPU_SECONDS, WALL_SECONDS = 1, 60  # the wall time is generous for a busy machine
 # Patterns without repetition or branches take time proportional to the name.
 _PLAIN = re.compile(r"[\w.^$-]*")
@@ -111,7 +111,7 @@ def targets(model: nn.Module, config: AdapterConfig, fail: Fail, *, strict: bool
     lines = f"name linear layers: {', '.join(dict.fromkeys(map(_end, linears)))}"
     # Find the modules that `target_modules` means, without the excluded ones.
     if isinstance(wanted, str):
-        found = set(linears) if wanted.lower() == ALL_LINEAR else _matching(wanted, names, fail)
+        found = set(linears) - {SCORE} if wanted.lower() == ALL_LINEAR else _matching(wanted, names, fail)
     else:
         for entry in wanted if strict else ():
             if not _matching((entry,), names, fail):
@@ -261,7 +261,8 @@ def adapt(
     """
     model.requires_grad_(False)
     # Untie the head if it or the embedding is trained whole.
-    if {HEAD, EMBEDDING} & set(saved) and model.lm_head is None and not config.ensure_weight_tying:
+    is_tied = model.lm_head is None and getattr(model, SCORE, None) is None
+    if {HEAD, EMBEDDING} & set(saved) and is_tied and not config.ensure_weight_tying:
         weight, (rows, columns) = model.head_weight, model.head_weight.shape
         has_values = not nn.init.is_skipped()
         with nn.init.skip_init(), no_grad():
@@ -319,6 +320,6 @@ def adapter_of(model: nn.Module, *, base: str | None = None) -> AdapterConfig:
         rank_pattern=pattern_of(ranks, int(r)),
         alpha_pattern=pattern_of(alphas, alpha),
         modules_to_save=saved,
-        ensure_weight_tying=EMBEDDING in saved and model.lm_head is None,
+        ensure_weight_tying=EMBEDDING in saved and model.lm_head is None and getattr(model, SCORE, None) is None,
         base=base,
     )

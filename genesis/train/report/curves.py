@@ -113,6 +113,10 @@ CHARTS = (
         "chosen above rejected",
         (("rewards/accuracies", "smooth"), ("eval/rewards/accuracies", "held-out")),
     ),
+    Kind("Margin of rewards", "chosen minus rejected", (("margin", "smooth"), ("eval/margin", "held-out"))),
+    Kind(
+        "Accuracy of a reward model", "chosen above rejected", (("accuracy", "smooth"), ("eval/accuracy", "held-out"))
+    ),
     Kind("Log-probability of chosen answers", "nats", (("logps/chosen", "smooth"), ("eval/logps/chosen", "held-out"))),
     Kind("KL", "nats", (("kl", "smooth"), ("eval/kl", "held-out"))),
     Kind("Learning rate", "", (("train/learning_rate", "line"),), from_zero=True, in_picture=True),
