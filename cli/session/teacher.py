@@ -14,6 +14,7 @@ from genesis.files.strict_json import canonical_bytes
 from genesis.train.config import Config
 from genesis.train.objective import Distillation, Objective
 from genesis.train.objectives import build_objective
+from genesis.train.top_k import TopKDistillation, read_top_k
 from genesis_models.adapters import base_of
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
@@ -30,8 +31,12 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
 
     Raises:
         ConfigError: the run's rows are longer than the teacher's context.
+        DataError: a file of its log-probabilities cannot be used.
         ModelError: it is not a model folder, or its tokenizer gives other ids than the run's.
     """
+    if (path := config.objective.teacher_file) is not None:
+        read_top_k(path, tokenizer.vocab_size)
+        return
     if config.objective.teacher is None:
         return
     source, shape = _source(config), _shape(config)
@@ -52,12 +57,15 @@ def objective_of(config: Config, tokenizer: Tokenizer, device: Device) -> Object
     """Return the objective of a run with its teacher, in the dtype of the student.
 
     Raises:
-        ConfigError, ModelError: as in `check_teacher`. NumericError: a weight is not finite. OutOfMemoryError: the
-            teacher does not fit.
+        ConfigError, DataError, ModelError: as in `check_teacher`. NumericError: a weight is not finite.
+        OutOfMemoryError: the teacher does not fit.
     """
-    check_teacher(config, tokenizer)
     objective = build_objective(config)
-    if isinstance(objective, Distillation):
+    if isinstance(objective, TopKDistillation):
+        objective.file = read_top_k(str(config.objective.teacher_file), tokenizer.vocab_size)
+        objective.identity = {"teacher": objective.file.sha256}
+    elif isinstance(objective, Distillation):
+        check_teacher(config, tokenizer)
         source = _source(config)
         objective.teacher = load_source(source, str(device), config.model.dtype)
         objective.identity = {"teacher": _digest(source)}

@@ -800,7 +800,7 @@ class ObjectiveConfig(Section):
     teacher: PathText | None = Field(
         default=None,
         description="Folder of the teacher, or name of a pulled model: a model or an adapter with the same vocabulary. "
-        "distill requires it.",
+        "Or a .jsonl file of its top-k log-probabilities. distill requires it.",
     )
     beta: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None,
@@ -848,6 +848,8 @@ class ObjectiveConfig(Section):
         filled = {"name": raw} if isinstance(raw, str) else raw
         if isinstance(filled, dict):
             filled = dict(filled)
+            if filled.get("name") == "distill" and str(filled.get("teacher")).endswith(".jsonl"):
+                filled.setdefault("beta", 0.0)
             _fill_choice(filled, "name", OBJECTIVES, cls.model_fields["name"].default)
         return filled
 
@@ -858,6 +860,9 @@ class ObjectiveConfig(Section):
             raise problem("name", "the objective distill needs objective.teacher", "add objective.teacher, a folder")
         if self.name == "distill" and (self.beta or 0) > 1:
             raise problem("beta", f"objective.beta of distill is {self.beta}, above 1", "choose a value from 0 to 1")
+        if self.teacher_file is not None and (self.beta != 0 or self.temperature != 1):
+            what = "a file of log-probabilities allows only the forward KL divergence at temperature 1"
+            raise problem("teacher", what, "remove objective.beta and objective.temperature, or name a model folder")
         if "beta" in OBJECTIVES[self.name] and self.name != "distill" and not self.beta:
             what = f"objective.beta is 0, with which {self.name} learns nothing or divides by 0"
             raise problem("beta", what, "set it above 0, such as 0.1")
@@ -865,6 +870,11 @@ class ObjectiveConfig(Section):
             what = "objective.label_smoothing is 0, but the objective exo_pair takes its logarithm"
             raise problem("label_smoothing", what, "set it above 0, such as 0.001")
         return self
+
+    @property
+    def teacher_file(self) -> str | None:
+        """The file of the teacher's top-k log-probabilities; None without one."""
+        return self.teacher if str(self.teacher).endswith(".jsonl") else None
 
     @property
     def learns(self) -> Learns:

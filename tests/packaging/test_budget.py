@@ -23,7 +23,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "CUDA runtime and custom": (5_860, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
-    "train": (6_475, ("genesis/train/",)),
+    "train": (6_655, ("genesis/train/",)),
     "data": (6_020, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (3_260, ("genesis/compiler/",)),
@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_680, ("models/", "cli/", "configs/")),
-    "docstrings": (15_260, ()),
+    "models and commands": (9_685, ("models/", "cli/", "configs/")),
+    "docstrings": (15_285, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (90_740, ("tests/",)),
+    "tests": (90_925, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
