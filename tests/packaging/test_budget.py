@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_285, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (90_925, ("tests/",)),
+    "tests": (90_940, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

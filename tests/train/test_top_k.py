@@ -18,7 +18,7 @@ from genesis.train.objective import NextTokens, Preparation
 from genesis.train.step import take_step
 from genesis.train.top_k import TopKDistillation, read_top_k
 from genesis_cli.main import main
-from tests.train.runs import assembled, checkpoints, load, make, rows, signal_in_step, steps, train
+from tests.train.runs import Forks, assembled, checkpoints, load, make, rows, signal_in_step, steps, train
 
 K = 3
 QUIET = ("eval.prompts=[]", "train.device=cpu")
@@ -83,6 +83,9 @@ def test_the_loss_is_its_definition(recipe: Path) -> None:
     loss, figures = objective.loss(model, fields, batch.num_targets)
     loss.backward()
     gradients = {name: p.grad.numpy().copy() for name, p in model.named_parameters()}
+    objective.loss(model, fields, batch.num_targets)[0].backward()
+    for name, parameter in model.named_parameters():  # a micro-batch adds its finished gradient, as ranks do
+        np.testing.assert_array_equal(parameter.grad.numpy(), 2 * gradients[name], err_msg=name)
     model.zero_grad()
     log_p = model.logits(model.hidden_states(fields[0], fields[2])).log_softmax(-1)
     (-(log_p * genesis.from_numpy(q.astype(np.float32))).sum() / batch.num_targets).backward()
@@ -162,6 +165,16 @@ def test_bad_files(tmp_path: Path, changed: dict[str, Any], message: str) -> Non
     path.write_text(json.dumps(good | changed))
     with pytest.raises(DataError, match=message):
         read_top_k(str(path), 9)
+
+
+@pytest.mark.full
+def test_ranks_end_in_the_same_state(recipe: Path) -> None:
+    how = (*QUIET, "train.steps=2", "train.accumulation_steps=4", "checkpoint.every=null", "eval.every=null")
+    train(load(recipe, "alone", *how))
+    with Forks() as forks:
+        done = forks.run("train", recipe, f"train.output_dir={recipe.parent / 'ranks'}", *how, "--nproc", "2")
+    assert done.code == 0, done
+    assert checkpoints(recipe.parent / "ranks") == checkpoints(recipe.parent / "alone")
 
 
 def test_samples_that_the_file_lacks(recipe: Path) -> None:
