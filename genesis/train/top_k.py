@@ -184,7 +184,7 @@ class TopKDistillation(Objective):
         student, weights = cast("Any", model), weights.to(dtype="float32")
         hidden, head = student.hidden_states(input_ids, position_ids), student.head_weight
         cross_entropy = -F.linear_token_log_probs(hidden, head, labels, shift=1).sum()
-        # Not F.embedding: its gradient can join the sum of earlier micro-batches first, in another order than ranks add.
+        # Not F.embedding: its gradient can join the sum of earlier micro-batches first, in an order that ranks lack.
         rows = (head[ids].to(dtype="float32") * weights.unsqueeze(-1)).sum(dim=2)
         q = weights[..., : self.k]
         negative_entropy = (q * q.maximum(1e-30).log()).sum()
