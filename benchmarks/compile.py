@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the report")
     parser.add_argument("--only", default="", help="names of functions, separated by commas")
-    parser.add_argument("--columns", type=int, default=0, help="columns of all cases, in place of random ones")
+    parser.add_argument("--columns", type=int, default=0, help="columns of every case; random by default")
     parser.add_argument("--seconds", type=float, default=400, help="start no case after this time")
     parser.add_argument("--device-check", action="store_true", help="only compare with eager results, at small sizes")
     options = parser.parse_args()

@@ -2,8 +2,8 @@
 
     python -m benchmarks.pointwise --seed 1 --each 4
 
-A kind is a number of operands, the bytes of an element and a layout. Both libraries read the same memory, results are
-compared, and CUDA graphs of both are replayed in turns; a time is the median.
+A kind of call is a number of operands, an element size in bytes and a layout. Both libraries read the same memory, and
+their results are compared. CUDA graphs of both are replayed in turns; each reported time is a median.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.results import columns, rows_table, write_report
 from genesis.backend import Device
 
 Call = Callable[..., Any]
-# The functions of one, two and three operands; L is the library.
+# Functions by their number of operands; L is the library, genesis or torch.
 FUNCTIONS: dict[int, dict[str, Call]] = {
     1: {
         "silu": lambda L, x: L.nn.functional.silu(x), "gelu": lambda L, x: L.nn.functional.gelu(x),
@@ -45,7 +45,7 @@ CALLS, ROUNDS = 10, 5
 
 
 def shapes(rng: random.Random, layout: str) -> tuple[int, ...]:
-    """The shape of a result with 2^20 to 2^26 elements; with "odd", no multiple of 16."""
+    """Return a random shape with 2^20 to 2^26 elements; an "odd" length is not a multiple of 16."""
     size = 1 << rng.randint(20, 26)
     if layout in ("aligned", "odd"):
         return (size + (rng.randrange(1, 1000) * 2 + 1 if layout == "odd" else 0),)
@@ -57,7 +57,7 @@ def shapes(rng: random.Random, layout: str) -> tuple[int, ...]:
 
 
 def operands(torch: Any, count: int, dtype: Any, layout: str, shape: tuple[int, ...]) -> list[Any]:
-    """Positive operands; where dimensions are broadcast or transposed depends on the layout."""
+    """Return positive operands, broadcast or transposed as the layout says."""
     found = []
     for i in range(count):
         of, order = list(shape), list(range(len(shape)))
@@ -72,7 +72,7 @@ def operands(torch: Any, count: int, dtype: Any, layout: str, shape: tuple[int, 
 
 
 def captured(library: Any, call: Callable[[], Any]) -> tuple[Callable[[], float], Any]:
-    """A function that replays a graph of calls and returns the seconds of one call, and the graph with its results."""
+    """Return a function that replays a graph of calls and returns the seconds per call; and the graph with results."""
     call()
     library.cuda.synchronize()
     graph, results = library.cuda.CUDAGraph(), []
@@ -93,7 +93,7 @@ def captured(library: Any, call: Callable[[], Any]) -> tuple[Callable[[], float]
 
 
 def main() -> None:
-    """Compare, and print the ratios of each kind."""
+    """Time the cases of each kind in both libraries, and print their ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--each", type=int, default=4, help="cases of each kind")
@@ -143,7 +143,7 @@ def main() -> None:
 
 COLUMNS = columns(
     kind=("kind", "text", "Operands, bytes of an element, and layout."),
-    count=("cases", "count", "How many were drawn."),
+    count=("cases", "count", "Number of timed cases of the kind."),
     median=("median", "ratio", "torch's time / Genesis's."),
     worst=("worst", "ratio", "The lowest of these ratios."),
     of=("worst case", "text", "The case with the lowest ratio: function and shape."),

@@ -87,7 +87,7 @@ def evaluate(
     """Measure the model in FOLDER on data or on questions.
 
     Prints loss (nats per token), perplexity, bits per byte and token accuracy; for questions the accuracy. With
-    --check-exact it prints how many log-probabilities of drawn tokens differ between generation and training.
+    --check-exact it prints for how many generated tokens the log-probabilities of generation and training differ.
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
@@ -97,12 +97,12 @@ def evaluate(
     if seq_len is not None:
         settings(DataConfig, seq_len=("--seq-len", seq_len))
     if check_exact != (prompts is not None):
-        what = "--check-exact needs --prompts" if check_exact else "--prompts needs --check-exact"
+        what = "--check-exact needs --prompts" if check_exact else "--prompts is only for --check-exact"
         raise UsageError(what, where="command line", next="give both")
     if not data and task is None and not check_exact:
         raise UsageError("neither data nor a task is given", where="command line", next="give --data or --task")
     if exact and task is not None:
-        raise UsageError("--exact measures data, not a task", where="--exact", next="leave --task out")
+        raise UsageError("--exact is for --data, not for a task", where="--exact", next="leave --task out")
     from genesis_cli import session
 
     if prompts is not None:

@@ -52,7 +52,7 @@ Dtype = Annotated[
 ]
 Exact = Annotated[
     bool,
-    typer.Option("--exact", help="Use the bits of training's forward pass; bf16 on an H100 or H200, without filters."),
+    typer.Option("--exact", help="Match training's forward pass bit for bit; bf16 on an H100 or H200, no filters."),
 ]
 
 # Options of the commands that measure.

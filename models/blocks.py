@@ -437,7 +437,7 @@ class CausalLM(nn.Module):
         )
 
     def log_probs(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """Return the log-probability of each label, float32 `[B, T]`; position t has that of `labels[:, t + 1]`.
+        """Return the log-probability of each label, float32 `[B, T]`; entry t belongs to `labels[:, t + 1]`.
 
         It is 0 where the label is -100. Logits are never stored.
         """

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 WHERE = "generate"  # the place that errors name
 MAX_TOKENS = 128  # the same as the schema's eval.sample_tokens
 ROWS = 16  # concurrent sequences: a CPU's matmuls gain little from more
-GPU_ROWS = 512  # the most rows that the decoding kernels take; fewer if memory is short
-CODED_ROWS = 32  # the same with 8-bit weights: a step of more rows would dequantize them all
+GPU_ROWS = 512  # rows that the decoding kernels support; fewer are used if memory is short
+CODED_ROWS = 32  # the limit with 8-bit weights: a step of more rows would dequantize all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def generate(
         stop: texts that end a continuation and are excluded from its text, and additional end ids.
         log_probs: whether to return the log-probability of each id.
         special: whether to parse special tokens in a text prompt and show them in the continuation.
-        exact: draw with the bits of the forward pass of training, from the whole distribution: filters of
-            generation_config.json do not apply, and log-probabilities are those at the temperature. For bfloat16 on an
-            H100 or H200.
+        exact: draw from the whole distribution, with log-probabilities (at the temperature) that are bit-identical to
+            the forward pass of training. Filters of generation_config.json do not apply. Needs bfloat16 on an H100 or
+            H200.
 
     Raises:
         UsageError: a setting is out of bounds, a prompt is empty or fills the context, or a text was given for a model
@@ -261,10 +261,10 @@ def engine_for(
         rows: the most concurrent sequences; None chooses a number for the device.
         log_probs: whether tokens have their log-probability.
         cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3) on a GPU.
-        exact: draw with the bits that the forward pass of training gives (`DeviceEngine`).
+        exact: as in `DeviceEngine`.
 
     Raises:
-        UsageError: an fp8 cache on the CPU. Errors of `check_model` with `exact`.
+        UsageError: an fp8 cache on the CPU. With `exact`, also the errors of `check_model`.
     """
     capacity = max([length_of(model, request) for request in requests], default=1)
     most, on_host = max(1, len(requests)), model.model.embed_tokens.weight.device == CPU

@@ -1,4 +1,4 @@
-"""Counts bits that differ inside `genesis.exact` on a GPU, where none may: `python -m benchmarks.gpu.exact`.
+"""Counts results that differ inside `genesis.exact` on a GPU; none may differ: `python -m benchmarks.gpu.exact`.
 
 Each check computes many rows at once, then some of them alone, in chunks, packed or checkpointed, and compares.
 docs/decisions/0014-exact.md states the rules.
@@ -21,7 +21,7 @@ from genesis.op import registry
 from genesis_models.registry import preset
 
 ROWS = (1, 2, 3, 16, 17, 33, 64, 100, 300, 512, 1024, 2048, 4096, 6500)
-MATMULS = {  # out and in
+MATMULS = {  # (output, input) features
     "0.5B": ((1152, 896), (896, 896), (896, 4864)), "1.5B": ((2048, 1536), (1536, 8960)), "qwen3": ((4096, 2048),),
     "llama": ((3072, 2048), (2048, 8192)), "gemma-3": ((1536, 1152), (1152, 6912)),
 }  # fmt: skip
@@ -31,50 +31,50 @@ RNG = np.random.default_rng(0)
 differing, compared = Counter[str](), Counter[str]()
 
 
-def made(*shape: int, scale: float = 1.0, dtype: str = "bfloat16") -> Tensor:
-    """Return values of many sizes: normal ones times e^normal."""
+def rand(*shape: int, scale: float = 1.0, dtype: str = "bfloat16") -> Tensor:
+    """Return values of many magnitudes: normal times e^normal."""
     x = genesis.randn(*shape, device="cuda")
     return (x * genesis.randn(*shape, device="cuda").exp() * scale).to(dtype=dtype)
 
 
-def note(kind: str, found: Tensor, expected: Tensor) -> None:
+def tally(kind: str, found: Tensor, expected: Tensor) -> None:
     differing[kind] += int((found.float() != expected.float()).sum().item())
     compared[kind] += found.numel()
 
 
-def parts(kind: str, rows: int, compute: Callable[[int, int], Sequence[Tensor]]) -> None:
-    """Compare `compute(begin, end)` of some rows with the same rows of all."""
+def compare(kind: str, rows: int, compute: Callable[[int, int], Sequence[Tensor]]) -> None:
+    """Compare `compute(begin, end)` for ranges of rows with the same rows of `compute(0, rows)`."""
     whole = compute(0, rows)
     for count in (each for each in ROWS if each <= rows):
         begin = int(RNG.integers(0, rows - count + 1))
         for found, expected in zip(compute(begin, begin + count), whole, strict=True):
-            note(kind, found, expected[begin : begin + count])
+            tally(kind, found, expected[begin : begin + count])
 
 
 def matmuls() -> None:
     for name, sizes in MATMULS.items():
         for n, k in sizes:
-            x, w, b, r = made(8192, k), made(n, k, scale=k**-0.5), made(n), made(8192, n)
-            parts(f"matmul, {name}", 8192, lambda i, j, x=x, w=w, b=b: [F.linear(x[i:j], w, b)])
-            parts(f"with residual, {name}", 8192, lambda i, j, x=x, w=w, r=r: [F.linear(x[i:j], w, None, r[i:j])])
+            x, w, b, r = rand(8192, k), rand(n, k, scale=k**-0.5), rand(n), rand(8192, n)
+            compare(f"matmul, {name}", 8192, lambda i, j, x=x, w=w, b=b: [F.linear(x[i:j], w, b)])
+            compare(f"with residual, {name}", 8192, lambda i, j, x=x, w=w, r=r: [F.linear(x[i:j], w, None, r[i:j])])
 
 
 def norms_and_mlps() -> None:
     for h in (64, 896, 1152, 2048, 5120):
-        x, w = made(8192, h), made(h)
-        parts("norm", 8192, lambda i, j, x=x, w=w: run("rms_norm", x[i:j], w, eps=1e-6))
+        x, w = rand(8192, h), rand(h)
+        compare("norm", 8192, lambda i, j, x=x, w=w: run("rms_norm", x[i:j], w, eps=1e-6))
     for h, f in ((896, 4864), (1536, 8960)):
-        args = made(h), made(h, f, scale=f**-0.5), None, made(2 * f, h, scale=4 * h**-0.5)
-        x = made(4096, h)
-        parts("MLP", 4096, lambda i, j, x=x, args=args: run("norm_mlp", x[i:j], *args, eps=1e-6))
+        args = rand(h), rand(h, f, scale=f**-0.5), None, rand(2 * f, h, scale=4 * h**-0.5)
+        x = rand(4096, h)
+        compare("MLP", 4096, lambda i, j, x=x, args=args: run("norm_mlp", x[i:j], *args, eps=1e-6))
     for d in (64, 128, 256):
-        x, q, k, tables = made(1, 4096, 12, d), made(d), made(d), [made(4096, d // 2, dtype="float32") for _ in "cs"]
+        x, q, k, tables = rand(1, 4096, 12, d), rand(d), rand(d), [rand(4096, d // 2, dtype="float32") for _ in "cs"]
 
         def rotated(i: int, j: int, x: Tensor = x, q: Tensor = q, k: Tensor = k, t: list[Tensor] = tables) -> Any:
-            given = x[:, i:j], q, k, *(each[i:j] for each in t)
-            return [run("norm_rope", *given, heads=8, key_heads=2, eps=1e-6)[0][0]]
+            inputs = x[:, i:j], q, k, *(each[i:j] for each in t)
+            return [run("norm_rope", *inputs, heads=8, key_heads=2, eps=1e-6)[0][0]]
 
-        parts("norm and RoPE of heads", 4096, rotated)
+        compare("norm and RoPE of heads", 4096, rotated)
 
 
 def run(name: str, *inputs: Tensor | None, **attrs: Any) -> list[Tensor]:
@@ -85,27 +85,27 @@ def run(name: str, *inputs: Tensor | None, **attrs: Any) -> list[Tensor]:
 def attention() -> None:
     for d, heads, key_heads in ((64, 14, 2), (128, 16, 8), (256, 4, 1)):
         for window in (0, 512):
-            q, k, v = (made(1, 3000, n, d) for n in (heads, key_heads, key_heads))
+            q, k, v = (rand(1, 3000, n, d) for n in (heads, key_heads, key_heads))
             whole = F.attention(q, k, v, window=window)
             for end in (1, 50, 64, 65, 1000, 2048, 2500, 3000):
                 for t in (each for each in {1, 2, 16, 40, 64, 200, 1024, end} if each <= end):
                     found = F.attention(q[:, end - t : end], k[:, :end], v[:, :end], window=window)
-                    note(f"attention, heads of {d}", found, whole[:, end - t : end])
+                    tally(f"attention, heads of {d}", found, whole[:, end - t : end])
 
 
 def heads() -> None:
     for h, classes in HEADS:
-        x, w = genesis.randn(4096, h, device="cuda").to(dtype="bfloat16"), made(classes, h, scale=h**-0.5)
+        x, w = genesis.randn(4096, h, device="cuda").to(dtype="bfloat16"), rand(classes, h, scale=h**-0.5)
         labels = genesis.from_numpy(RNG.integers(0, classes, 4096)).to("cuda")
 
         def scored(i: int, j: int, x: Tensor = x, w: Tensor = w, labels: Tensor = labels) -> list[Tensor]:
             return [F.linear_token_log_probs(x[i:j].reshape(-1, x.shape[1]), w, labels[i:j], temperature=0.7)]
 
-        parts("log-probabilities", 4096, scored)
+        compare("log-probabilities", 4096, scored)
 
 
 def models(size: str) -> None:
-    """Compare each document alone with packed rows in training, whatever is recomputed."""
+    """Compare each document alone with packed rows in training, under each activation checkpointing."""
     model = genesis_models.build(preset(size), 0, device="cuda", dtype="bfloat16").train()
     documents = [RNG.integers(0, 50000, n) for n in DOCUMENTS]
     alone = [scores(model, [each])[0] for each in documents]
@@ -115,17 +115,17 @@ def models(size: str) -> None:
             with genesis.enable_grad():
                 packed = scores(model, documents[::order])[::order]
             for found, expected in zip(packed, alone, strict=True):
-                note(f"packed documents, {size}", found, expected)
+                tally(f"packed documents, {size}", found, expected)
 
 
 def scores(model: genesis_models.CausalLM, documents: Sequence[np.ndarray]) -> list[Tensor]:
-    """Return the log-probabilities of the tokens of each document of one row."""
+    """Pack documents into one row; return the log-probabilities of each document's tokens."""
     begins = np.cumsum([0, *(-(-len(each) // 64) * 64 for each in documents)])
     ids, positions = np.zeros((1, begins[-1]), np.int64), np.arange(begins[-1])[None].copy()
     for begin, each in zip(begins, documents, strict=False):
         ids[0, begin : begin + len(each)], positions[0, begin:] = each, np.arange(begins[-1] - begin)
-    there = [genesis.from_numpy(each).to("cuda") for each in (ids, positions, np.roll(ids, -1))]
-    found = F.linear_token_log_probs(model.hidden_states(*there[:2]), model.head_weight, there[2]).detach()[0]
+    sent = [genesis.from_numpy(each).to("cuda") for each in (ids, positions, np.roll(ids, -1))]
+    found = F.linear_token_log_probs(model.hidden_states(*sent[:2]), model.head_weight, sent[2]).detach()[0]
     return [found[begin : begin + len(each) - 1] for begin, each in zip(begins, documents, strict=False)]
 
 

@@ -47,7 +47,7 @@ class EncoderFactory:
     Args:
         data: settings that determine samples.
         folder: model folder, whose template is used if `data` names neither a template nor a tokenizer.
-        learns: what the objective learns from. The targets of preferences are the answers, whatever `data.loss` says.
+        learns: what the objective learns from. The targets of preferences are always the answers, not `data.loss`.
     """
 
     def __init__(self, data: DataConfig, folder: str | os.PathLike[str] | None, learns: Learns = "tokens") -> None:

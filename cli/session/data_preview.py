@@ -129,7 +129,7 @@ class _Page:
         self._output.line(f"{shown}; a \\ marks text that only spells a special token")
 
     def show(self, tokens: TokenSet, sample: int) -> None:
-        """Print a sample: of a pair the prompt with the chosen answer, then the rejected answer."""
+        """Print a sample. A pair is printed as the prompt with the chosen answer, then the rejected answer."""
         begin, length = int(tokens.starts[sample]), int(tokens.lengths[sample])
         name = escape(tokens.index.name(int(tokens.documents[sample])))
         title = f"\nsample {sample + 1:,} from {name}"
@@ -152,7 +152,7 @@ class _Page:
         self._show(tokens, answer, end - answer, follows=True)
 
     def _show(self, tokens: TokenSet, begin: int, length: int, *, follows: bool = False) -> None:
-        """Print a part of a sample; without `follows` its first token is no target."""
+        """Print a part of a sample. Without `follows` it begins a sequence, whose first token is never a target."""
         spans, parts = list(self._spans(tokens, begin, min(length, SHOWN), follows)), list[tuple[str, str]]()
         if self._in_colour:
             self._print([(span.text, span.style) for span in spans])

@@ -193,8 +193,8 @@ class Estimate(BaseModel):
         room: bytes of the device that a run may take; None if unknown.
         fits: whether `reserved` is within `room`.
         largest_batch: the largest train.batch_size that fits.
-        generation: sequences of `seq_len` tokens that generation with the weights alone runs at once; None without
-            `room`.
+        generation: sequences of `seq_len` tokens that generation runs at once if only the weights are in memory; None
+            without `room`.
         snapshot: host memory of a save in the background.
         step: measured time of a step, or None.
     """
@@ -299,7 +299,7 @@ def estimate(config: Config, name: str, place: Place, nproc: int = 1) -> Estimat
 
 
 def generation_width(config: Config, shape: ModelConfig, dtype: DType, place: Place) -> int | None:
-    """Return how many sequences generation runs at once with the weights alone; None on the CPU."""
+    """Return how many sequences generation runs at once if only the weights are in memory; None on the CPU."""
     if place.room is None or place.device == CPU:
         return None
     free = place.room - parameter_count(shape) * dtype.itemsize
@@ -372,7 +372,7 @@ def estimate_lines(found: Estimate) -> Iterator[str]:
         texts = (
             f"{found.generation} sequences of {found.seq_len} tokens at once" if found.generation else "does not fit"
         )
-        yield f"generation: {texts}, with the weights alone"
+        yield f"generation: {texts}, if only the weights are in memory"
     if found.advice is not None:
         yield f"to make it fit: {found.advice}"
     if found.step is None:

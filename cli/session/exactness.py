@@ -1,4 +1,4 @@
-"""`genesis eval --check-exact`: whether generation has the bits of the forward pass of training."""
+"""`genesis eval --check-exact`: compares generation with the forward pass of training bit for bit."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def check_exact(
     dtype: str,
     base: str | None = None,
 ) -> str:
-    """Continue prompts exactly, score the drawn tokens with the forward pass of training, and return a line with the
-    number of tokens whose log-probabilities differ.
+    """Generate exactly from prompts, score the drawn tokens with the forward pass of training, and return a line with
+    the number of tokens whose log-probabilities differ.
 
     Args:
         prompts: JSONL file of prompts, as for `generate`.
@@ -37,8 +37,8 @@ def check_exact(
         layers: also name the first layer that differs.
 
     Raises:
-        NumericError: some differ; it names the first. DeviceError, ModelError: the device or model cannot be exact, or
-            the run was exact on another GPU model or with another Triton.
+        NumericError: some differ; it names the first. DeviceError, ModelError: the device or model does not support
+            exact generation, or the run was trained exactly on another GPU model or with another version of Triton.
     """
     with phrased_for(GENERATE, memory=GENERATE_MEMORY):
         asked = read_prompts(prompts)
@@ -51,13 +51,13 @@ def check_exact(
         requests = requests_of(model, asked, source, tokenizer, sampling, max_tokens)
         found = compare(model, requests, min(len(requests), GPU_ROWS))
         if not found.tokens:
-            raise UsageError("no token was drawn: each text ended at once", next="use other prompts")
+            raise UsageError("no token was generated: every prompt ended at once", next="use other prompts")
         line = f"mismatch {found.differing:,} of {found.tokens:,} tokens"
         if (first := found.first) is None:
             return line
         where = f"{asked[first.request].where}, token {first.token + 1}"
-        what = f"{line}; the first: drawn with {first.drawn!r}, scored {first.scored!r}"
+        what = f"{line}; the first has log-probability {first.drawn!r} in generation, {first.scored!r} in training"
         if layers:
             layer = first_layer(model, requests[first.request], found.drawn[first.request], first.token)
-            what += ", from the head on" if layer is None else f", from layer {layer} on"
+            what += "; only the head differs" if layer is None else f"; outputs differ from layer {layer} on"
         raise NumericError(what, where=where, next="report it with the model and the GPU; generate without --exact")

@@ -178,7 +178,7 @@ def generate(
 
     Args:
         kv_cache: dtype of keys and values, as in `engine_for`.
-        exact: draw with the bits of the forward pass of training, from the whole distribution.
+        exact: draw from the whole distribution, with log-probabilities bit-identical to the forward pass of training.
         base: folder of an adapter's base, instead of the one that the adapter names.
         special: show special tokens, and parse those in a text prompt; otherwise a warning names one.
         prompts: JSONL file of prompts. The pieces are then lines of JSON in its order, each as soon as it and those
@@ -215,7 +215,7 @@ def requests_of(
     model: CausalLM, asked: Sequence[Prompt], source: ModelSource, tokenizer: Tokenizer, sampling: Sampling,
     max_tokens: int, special: bool = False,
 ) -> list[Request]:  # fmt: skip
-    """Return a request for each prompt. Raises: GenesisError: a prompt cannot be continued; it names its place."""
+    """Return a request for each prompt. Raises: GenesisError: a prompt cannot be continued; `where` is its line."""
     ids, ends = _encoded(asked, source, tokenizer, special)
     requests = [Request(each, sampling, max_tokens, ends, sequence=i) for i, each in enumerate(ids)]
     for each, request in zip(asked, requests, strict=True):
@@ -234,7 +234,7 @@ def chosen_sampling(
     generation_config.json (which a line reports), then from the schema's defaults.
 
     Args:
-        exact: leave filters out that `drawing` does not name, because exact generation has none.
+        exact: ignore the filters of generation_config.json, because exact generation refuses filters.
     """
     if exact:
         own = file_drawing(source.folders)
@@ -278,7 +278,7 @@ def _phrased(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def _told_width(pieces: Iterator[Piece], engine: Engine | DeviceEngine, tell: Callable[[str], None]) -> Iterator[Piece]:
-    """Yield `pieces`, then tell if memory held fewer sequences than the engine asked for."""
+    """Yield `pieces`, then report whether memory held fewer sequences than the engine asked for."""
     yield from pieces
     if isinstance(engine, DeviceEngine) and engine.width < engine.rows:
         held = f"memory held {engine.width} of {engine.rows} sequences at a time"

@@ -66,7 +66,7 @@ class Choices:
         data: data sources.
         file: path of the configuration, for the commands in it.
         seq_len: tokens of a row; None uses the recipe's, limited by the model's positions.
-        teacher: folder or name of the teacher; for the goal distill only.
+        teacher: folder or name of the teacher; only for the goal distill.
     """
 
     goal: str
@@ -144,7 +144,7 @@ def goal_of(goal: str | None, model: str | None) -> str:
 def check_teacher(goal: str, teacher: str | None) -> None:
     """Raise UsageError if the goal and `--teacher` do not match."""
     if (goal == "distill") != (teacher is not None):
-        what = f"the goal {goal} has no teacher" if teacher is not None else "the goal distill needs a teacher"
+        what = f"the goal {goal} takes no teacher" if teacher is not None else "the goal distill needs a teacher"
         next = "remove it" if teacher is not None else "name a larger model with the same vocabulary"
         raise UsageError(what, where="--teacher", next=next)
 

@@ -206,7 +206,7 @@ def select_trained(config: Config, model: CausalLM, adapter: str | os.PathLike[s
 
 
 def check_exact(config: Config, device: Device) -> None:
-    """Check that a device can give the sums of a run with `train.exact` their order.
+    """Check that a device and the weights' dtype support `train.exact`.
 
     Raises:
         DeviceError: the device has no compute capability 9. ConfigError: the weights are not bfloat16.

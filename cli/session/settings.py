@@ -105,10 +105,10 @@ def _settings_of_adapter(folder: str) -> dict[str, Any]:
 
 
 def check_recorded(folders: Iterable[Path], device: Device) -> None:
-    """Check that a run which was trained exactly is used where its sums have the same bits.
+    """Check that a run trained with `train.exact` is used on its GPU model, with its version of Triton.
 
     Raises:
-        DeviceError: a checkpoint records others.
+        DeviceError: a checkpoint records another GPU model or version of Triton.
     """
     now = platform_of(device)
     for folder in folders:
@@ -119,5 +119,5 @@ def check_recorded(folders: Iterable[Path], device: Device) -> None:
                 if not isinstance(recorded, dict) or recorded == now:
                     continue
                 changed = [f"{key} {escape(recorded.get(key))}, now {value}" for key, value in now.items()]
-                what = f"the run was exact with {'; '.join(changed)}: sums have other bits"
-                raise DeviceError(what, where=escape(each), next="use the recorded ones")
+                what = f"the run was trained exactly with {'; '.join(changed)}: sums would differ"
+                raise DeviceError(what, where=escape(each), next="use the recorded GPU model and Triton")

@@ -1,4 +1,4 @@
-"""The teacher of a run that distills: its checks, its weights, and its place in a plan."""
+"""Checks and loads the teacher of a distillation run, and plans its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     Raises:
         ConfigError: the run's rows are longer than the teacher's context.
         DataError: a file of its log-probabilities cannot be used.
-        ModelError: it is not a model folder, or its tokenizer gives other ids than the run's.
+        ModelError: `objective.teacher` is not a model folder, or its tokenizer gives other ids than the run's.
     """
     if (path := config.objective.teacher_file) is not None:
         read_top_k(path, tokenizer.vocab_size)
@@ -54,7 +54,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
 
 
 def objective_of(config: Config, tokenizer: Tokenizer, device: Device) -> Objective:
-    """Return the objective of a run with its teacher, in the dtype of the student.
+    """Return the objective of a run; a teacher is loaded in the student's dtype.
 
     Raises:
         ConfigError, DataError, ModelError: as in `check_teacher`. NumericError: a weight is not finite.
@@ -75,7 +75,7 @@ def objective_of(config: Config, tokenizer: Tokenizer, device: Device) -> Object
 
 
 def planned_objective(config: Config, make_teacher: Callable[[ModelConfig], CausalLM]) -> Objective:
-    """Return the objective of a run for a plan, with a teacher of any values."""
+    """Return the objective of a run for a memory plan; the values of the teacher's weights do not matter."""
     objective = build_objective(config)
     if isinstance(objective, Distillation):
         objective.teacher = make_teacher(_shape(config))
@@ -102,7 +102,7 @@ def _shape(config: Config) -> ModelConfig:
 
 
 def teacher_bytes(config: Config) -> int:
-    """Return the size of the teacher's weights."""
+    """Return the size of the teacher's weights in bytes."""
     return parameter_count(_shape(config)) * as_dtype(config.model.dtype).itemsize
 
 

@@ -349,7 +349,7 @@ def assemble(
 
 
 def _prepare_objective(config: Config, data: Prepared, state: TrainState, device: Device, console: Output) -> None:
-    """Let the objective compute what depends on the initial weights, on rank 0 first, and print what it says."""
+    """Let the objective compute what depends on the initial weights, on rank 0 first, and print its lines."""
     ranks = state.ranks
     if config.objective.learns != "tokens" and len(data.train) < ranks.size:
         what = f"{len(data.train):,} pairs or answers cannot be shared by {ranks.size:,} ranks"

@@ -86,7 +86,7 @@ class Waiting(NamedTuple):
     device: Device
 
     @property
-    def made(self) -> range:
+    def result_slots(self) -> range:
         """The slots of the results."""
         return range(self.first, self.first + len(self.layouts))
 
@@ -125,12 +125,12 @@ class Piece:
         last = {}
         for i, call in enumerate(calls):
             used = [x.slot for x in (*call.operands, call.target) if isinstance(x, Window)]
-            last.update(dict.fromkeys((*used, *call.made), i))
+            last.update(dict.fromkeys((*used, *call.result_slots), i))
         for i, call in enumerate(calls):
             inputs = tuple([x.array(slots) if isinstance(x, Window) else x for x in call.operands])
             out = None if call.target is None else call.target.array(slots)
             results = execute(call.op, inputs, dict(call.attrs), out)
-            for slot, result in zip(call.made, results, strict=False):
+            for slot, result in zip(call.result_slots, results, strict=False):
                 slots[slot].become(result.storage)
             for slot in {slot for slot, end in last.items() if end == i} - set(kept):
                 slots[slot] = None  # frees its memory
@@ -149,7 +149,7 @@ class Piece:
         with active(trace):
             for call in calls:
                 results = execute(call.op, tuple(map(operand, call.operands)), dict(call.attrs), operand(call.target))
-                traced.update(zip(call.made, results, strict=False))
+                traced.update(zip(call.result_slots, results, strict=False))
         starts = {id(s[0]): (i, s[1]) for i, s in enumerate(slots) if s.__class__ is tuple}
         self.inputs = []
         for x, _ in trace.captured:

@@ -65,7 +65,7 @@ class Corpus:
         format: format of the records; `auto` detects it by the names of their fields.
         fields: other names of fields, see `genesis.data.record_formats`.
         max_line_bytes: maximum size of a record: a line of JSONL without its end, an element of an array, a row.
-        learns: what the objective learns from; other records, and texts next to records of preferences, are defects.
+        learns: what the objective learns from. Other records are defects, and so are texts if it learns preferences.
 
     Attributes:
         weights: the name of each file -> how often an epoch contains its documents.

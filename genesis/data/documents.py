@@ -119,8 +119,8 @@ class TokenSet:
         mask: uint8 `[N]`, 1 for tokens that are targets. None: all are, except for the first of each sample.
         target_bytes: int64 `[S]`, UTF-8 bytes of text that the targets encode. None: all bytes of the documents.
         weights: float64 `[S]`, mean number of times that an epoch contains a sample. None: once each.
-        splits: int64 `[S]`, tokens of the first of a sample's two sequences, each of a prompt and an answer: the
-            chosen and the rejected one, or a judged answer and another prompt's answer. None: one sequence each.
+        splits: int64 `[S]`, number of tokens of the first of a sample's two sequences. Each sequence is a prompt and an
+            answer: chosen and rejected, or a judged answer and another prompt's answer. None: one sequence each.
         is_good: `[S]`, whether a judged answer is good. None: answers are not judged.
     """
 
@@ -222,7 +222,7 @@ def split(
     """Return true for the documents that are held out.
 
     Args:
-        digests: uint8 `[D, 32]`; documents with equal ones are held out together.
+        digests: uint8 `[D, 32]`; documents with equal digests are held out together.
         text_bytes: int64 `[D]`.
 
     If the hashes select none, the document with the lowest hash is held out; if they select all, the one with the

@@ -74,7 +74,7 @@ class PackedLoader:
         seed: determines all orders, 0 to 2^64 - 1.
         shuffle: False keeps samples and rows in the order of the data in all epochs.
 
-    A loader that is made inside `genesis.exact` begins every chunk at a multiple of `KEY_BLOCK` slots.
+    A loader created inside `genesis.exact` begins every chunk at a multiple of `KEY_BLOCK` slots.
 
     Raises:
         ConfigError: the sizes allow no batch.

@@ -92,7 +92,7 @@ def pack(chunks: Chunks, seq_len: int, align: int = 1) -> Packing:
         align: every chunk begins at a multiple of this many slots.
     """
     sizes, capacity = -(-chunks.lengths // align) * align, max(seq_len // align * align, 1)
-    rows = _assign(np.minimum(sizes, capacity), capacity)  # a chunk that ends in the remainder has its row alone
+    rows = _assign(np.minimum(sizes, capacity), capacity)  # a chunk that needs the remainder gets its own row
     order = np.argsort(rows, kind="stable")
     sorted_rows = rows[order]
     lengths, sizes = chunks.lengths[order], sizes[order]
@@ -187,8 +187,8 @@ def fit(
 ) -> tuple[TokenSet, tuple[Note, ...]]:
     """Return `tokens` for rows of `seq_len`, and notes about longer samples.
 
-    A pair must fit into a row as a whole, a judged answer into half of a row. The answers of a pair are truncated after
-    the same number of tokens. Pairs and judged answers are never split; None drops them.
+    A pair must fit into one row, a judged answer into half of a row. The answers of a pair are truncated after the same
+    number of tokens. Pairs and judged answers are never split: None drops those that are too long.
 
     Args:
         too_long: `drop` drops them. `truncate` keeps their first `seq_len` tokens and drops those without a target
@@ -244,7 +244,7 @@ def _truncated_pairs(
     notes = [_note(tokens, affected, seq_len, "truncated, both answers alike")]
     short, _, is_left = fit_pairs(tokens, seq_len)
     if not is_left.all():
-        what = "of them have equal answers or an answer without a target where they are cut, and are left out"
+        what = "of them have equal answers or an answer without a target after truncation, and are left out"
         notes.append(Note(int((~is_left).sum()), what, _name(tokens, int(np.argmin(is_left)))))
     return short.select_samples(is_left), tuple(notes)
 

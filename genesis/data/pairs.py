@@ -1,6 +1,6 @@
-"""Samples of two sequences in one row: the two answers of a pair, or a judged answer and another prompt's answer.
+"""Samples of two sequences: the two answers of a pair, or a judged answer and another prompt's answer.
 
-Both sequences begin with the prompt. They are adjacent in the stream, so a row holds both or neither.
+Both sequences begin with the prompt. They are adjacent in the stream, so they always share a row.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def _copied(tokens: TokenSet, starts: Ints, counts: Ints, splits: Ints) -> Token
 
 
 def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Cut the answers of pairs longer than a row: both after the same number of tokens, the largest one that fits.
+    """Truncate pairs that are longer than a row: cut both answers after the largest number of tokens that fits.
 
     Returns:
-        All pairs; which ones were cut; and which ones still have two different answers with a target each.
+        All pairs; a mask `[S]` of those that were cut; a mask `[S]` of those that still have two different answers with
+        a target each.
     """
     assert tokens.splits is not None
     first, last = tokens.splits, tokens.lengths - tokens.splits
@@ -57,8 +58,8 @@ def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.
 def mismatched(tokens: TokenSet, seq_len: int) -> TokenSet:
     """Append to each judged answer a second sequence: its prompt with the answer of the sample before it.
 
-    KTO estimates its KL from these. The first sample gets the last one's answer. The appended sequence is cut where the
-    row ends; each sample has at most `seq_len` // 2 tokens, so at least one token of the answer remains.
+    KTO estimates the KL divergence from them. The first sample gets the last one's answer. The appended sequence is cut
+    where the row ends; each sample has at most `seq_len` // 2 tokens, so at least one token of the answer remains.
 
     Raises:
         DataError: there is only one sample.

@@ -274,7 +274,7 @@ class _Setup:
     learns: Learns
 
     def complete(self, tokens: TokenSet) -> TokenSet:
-        """Return a set whose samples have all that the objective reads."""
+        """Return a set whose judged answers, if any, have the second sequence that KTO reads."""
         return mismatched(tokens, self.seq_len) if self.learns == "judged" else tokens
 
 

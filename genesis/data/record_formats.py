@@ -9,12 +9,12 @@
 | dolly | instruction, response, context?, system?, history? | a conversation, as for alpaca |
 | question_answer | question, answer, context?, system?, history? | a conversation, as for alpaca |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
-| preference | prompt?, chosen, rejected, tools? | a pair of answers, only for objectives of pairs |
-| unpaired | prompt, completion, label (true or false), tools? | a judged answer, only for such objectives |
+| preference | prompt?, chosen, rejected, tools? | a pair of answers, only for objectives that learn from pairs |
+| unpaired | prompt, completion, label (a bool), tools? | a judged answer, only for objectives that learn from them |
 
-The prompt of a pair without one is what both answers begin with: messages, or words. alpaca and ShareGPT are converted
-as in LLaMA-Factory and TRL: an instruction and its input are one message, separated by a line end. A question and its
-answer may have one of several names (`_QUESTION_ANSWER`).
+If a pair has no `prompt`, the prompt is what both answers begin with: messages, or words. alpaca and ShareGPT are
+converted as in LLaMA-Factory and TRL: an instruction and its input are one message, separated by a line end. A
+question and its answer may have one of several names (`_QUESTION_ANSWER`).
 """
 
 from __future__ import annotations
@@ -399,7 +399,7 @@ class RecordFormat:
 
 
 def _common_words(first: str, second: str) -> tuple[str, str, str]:
-    """Return the words with which two texts begin, without the space after them, and the rest of each text."""
+    """Return the words that two texts begin with, without the space after them, and the rest of each text."""
     same = os.path.commonprefix([first, second])  # noqa: RUF071 - texts, not paths
     if not (first[len(same) :][:1].isspace() and second[len(same) :][:1].isspace()):
         same = re.sub(r"\S*\Z", "", same)  # no answer begins within a word

@@ -41,7 +41,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt, of which `chosen` is preferred."""
+    """Two answers to one prompt; `chosen` is the preferred one."""
 
     chosen: Completion | Conversation
     rejected: Completion | Conversation
@@ -58,7 +58,7 @@ class Judged:
 Record = Completion | Conversation | Pair | Judged
 # What an objective learns from: texts, completions and conversations; `Pair`s; or `Judged` answers.
 Learns = Literal["tokens", "pairs", "judged"]
-# Kinds of defects of records that are always left out and counted, because nothing in them is wrong.
+# Kinds of defects that never raise: the record is valid but teaches nothing, so it is left out and counted.
 NO_TARGET, EQUAL, EMPTY = "no target", "equal answers", "empty answer"
 DROPPED = frozenset((NO_TARGET, EQUAL, EMPTY))
 
@@ -118,7 +118,7 @@ class Document:
 
     @property
     def group(self) -> str:
-        """Text that documents share which must be held out together: of preferences the prompt, otherwise `text`."""
+        """Documents with the same group are held out together: the prompt of a preference, otherwise `text`."""
         record = self.record
         if not isinstance(record, Pair | Judged):
             return self.text

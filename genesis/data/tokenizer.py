@@ -135,7 +135,7 @@ class Tokenizer:
         return hashlib.sha256(canonical_bytes(content)).hexdigest()
 
     def difference(self, other: Tokenizer) -> str | None:
-        """Return how the ids or the merges of `other` differ, or None if they are the same."""
+        """Describe the first difference in ids or merges from `other`; None if there is none."""
         if self.fingerprint == other.fingerprint:
             return None
         one, two = (each._source.content for each in (self, other))

@@ -240,7 +240,7 @@ class Checkpoints:
         Raises:
             ModelError: a file is damaged, missing or belongs to another model. No older checkpoint is used instead.
             DataError: the data has changed since.
-            DeviceError: an exact run was computed on another GPU model or with another Triton.
+            DeviceError: an exact run was computed on another GPU model or with another version of Triton.
         """
         folder = self.folder(step)
         manifest = self._verified(folder, step, state.ranks)
@@ -386,7 +386,7 @@ def _count(value: Any) -> int:
 def _check_identity(found: Mapping[str, str], expected: Mapping[str, str], folder: Path) -> None:
     for name in expected:
         if found[name] != expected[name]:
-            what = f"the {name} is not the one with which the run began: its files have changed"
+            what = f"the {name} is not the one with which the run began"
             raise ModelError(what, where=escape(folder), next=f"restore the {name}, or start a new run")
 
 
@@ -410,12 +410,13 @@ def _copy_into(target: Tensor, source: np.ndarray, name: str, folder: Path) -> N
 
 
 def _check_platform(recorded: Any, now: dict[str, str] | None, folder: Path) -> None:
-    """Refuse to continue an exact run where its sums have other bits."""
+    """Refuse to continue an exact run on another GPU model or with another version of Triton."""
     if now is None or recorded == now:
         return
     was = recorded if isinstance(recorded, dict) else {}
     changed = [f"{key} {escape(was.get(key))}, now {value}" for key, value in now.items() if was.get(key) != value]
     raise DeviceError(
-        f"train.exact: the checkpoint was computed with {'; '.join(changed)}: sums have other bits",
-        where=escape(folder), next="resume with the recorded ones, or start a new run from this checkpoint's model",
-    )  # fmt: skip
+        f"train.exact: the checkpoint was computed with {'; '.join(changed)}: sums would differ",
+        where=escape(folder),
+        next="resume with the recorded GPU model and Triton, or start a new run from this checkpoint's model",
+    )

@@ -436,10 +436,10 @@ class TrainConfig(Section):
     )
     exact: bool = Field(
         default=False,
-        description="Whether the sums of every forward pass have one stated order, so that a token's log-probability "
-        "has the same bits in training, evaluation and exact generation, whatever is computed beside it. Documents "
-        "begin at multiples of 64 slots. It needs bfloat16 and a GPU with compute capability 9.0, and a run resumes on "
-        "the same GPU model with the same Triton only.",
+        description="Whether every sum of a forward pass has one documented order, so that a token's log-probability "
+        "has the same bits in training, evaluation and exact generation, whatever else is in the batch. Documents "
+        "begin at multiples of 64 slots. Needs bfloat16 and a GPU with compute capability 9.0. A run resumes only on "
+        "the same GPU model with the same version of Triton.",
     )
     freeze: Patterns = Field(
         default_factory=list,
@@ -505,16 +505,16 @@ FINE_TUNING: dict[str, dict[str, float]] = {
 
 
 def _name_of(objective: Any) -> Any:
-    """Return the name in the section `objective` as the user wrote it."""
+    """Return the objective's name from the raw section `objective`, a bare name or a mapping."""
     return objective.get("name", "next_tokens") if isinstance(objective, dict) else objective
 
 
 def _kind_of(objective: Any, has_lora: bool) -> str:
-    """Return the row of `FINE_TUNING` of a run."""
+    """Return the key of a run's defaults in `FINE_TUNING`."""
     if isinstance(objective, str) and objective in {
         *PAIRED,
         *JUDGED,
-    }:  # a reward model has the rates of other fine-tuning
+    }:  # reward models use the rates of other fine-tuning
         return "preferences with lora" if has_lora else "preferences"
     return "lora" if has_lora else "full"
 
@@ -804,9 +804,10 @@ class ObjectiveConfig(Section):
     )
     beta: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None,
-        description="Of preferences: scales differences to the reference, or the odds ratio of orpo; a larger one "
-        "stays closer to the reference. Of distill: weight of the teacher in the mixture of the generalized "
-        "Jensen-Shannon divergence; 0 is the forward KL divergence, 1 the reverse." + _by_choice(OBJECTIVES, "beta"),
+        description="For preferences: scales the log-ratios to the reference, or the odds ratio of orpo; with a larger "
+        "value the model stays closer to the reference. For distill: weight of the teacher in the mixture of the "
+        "generalized Jensen-Shannon divergence; 0 is the forward KL divergence, 1 the reverse."
+        + _by_choice(OBJECTIVES, "beta"),
     )
     label_smoothing: Share | None = Field(
         default=None,
@@ -818,7 +819,7 @@ class ObjectiveConfig(Section):
         description="Divides the logits of student and teacher." + _by_choice(OBJECTIVES, "temperature"),
     )
     gamma: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
-        default=None, description="Margin of rewards that simpo and reward aim at." + _by_choice(OBJECTIVES, "gamma")
+        default=None, description="Target margin between rewards in simpo and reward." + _by_choice(OBJECTIVES, "gamma")
     )
     alpha: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] | None = Field(
         default=None, description="Weight of the chosen answers' log-likelihood." + _by_choice(OBJECTIVES, "alpha")
@@ -838,8 +839,8 @@ class ObjectiveConfig(Section):
     reference: Literal["auto", "adapter", "cached"] | None = Field(
         default=None,
         description="How the reference is computed. adapter: in each step, as the base with the adapters off; cached: "
-        "once before the first step, as log-probabilities of all answers. auto: adapter with lora, cached without, or "
-        "with lora.init_from or lora.modules_to_save.",
+        "once before the first step, as log-probabilities of all answers. auto: adapter with lora; cached without "
+        "lora, or with lora.init_from or lora.modules_to_save.",
     )
 
     @model_validator(mode="before")
@@ -864,7 +865,7 @@ class ObjectiveConfig(Section):
             what = "a file of log-probabilities allows only the forward KL divergence at temperature 1"
             raise problem("teacher", what, "remove objective.beta and objective.temperature, or name a model folder")
         if "beta" in OBJECTIVES[self.name] and self.name != "distill" and not self.beta:
-            what = f"objective.beta is 0, with which {self.name} learns nothing or divides by 0"
+            what = f"objective.beta is 0: {self.name} would learn nothing or divide by 0"
             raise problem("beta", what, "set it above 0, such as 0.1")
         if self.name == "exo_pair" and not self.label_smoothing:
             what = "objective.label_smoothing is 0, but the objective exo_pair takes its logarithm"
@@ -888,7 +889,7 @@ class ObjectiveConfig(Section):
 
     @property
     def settings(self) -> dict[str, float]:
-        """The settings of its loss."""
+        """The settings of the objective's loss."""
         return {key: getattr(self, key) for key in OBJECTIVES[self.name] if key != "reference"}
 
     def computed_reference(self, lora: LoraConfig | None) -> Literal["adapter", "cached"] | None:
@@ -1055,22 +1056,17 @@ class Config(Section):
             for key, value in wanted.items():
                 found = getattr(self.data, key)
                 if found != value and not (isinstance(value, tuple) and found in value):
-                    what = f"data.{key} is {found}, but the records of the objective {name} have one form"
+                    what = f"data.{key} is {found}, but the records of the objective {name} have a fixed form"
                     raise problem(f"data.{key}", what, f"remove data.{key}")
-            if self.train.exact:
-                what = (
-                    "train.exact begins documents at multiples of 64 slots, but the two answers of a pair are adjacent"
-                )
-                raise problem("train.exact", what, "remove train.exact")
         if self.train.exact and name == "distill":
-            what = "train.exact states the order of sums of next tokens, not of distill"
+            what = "train.exact does not support the objective distill, whose sums have no documented order"
             raise problem("train.exact", what, "remove train.exact")
         if name in REWARD and self.eval.prompts:
             what = "eval.prompts asks for answers, but a reward model scores them and writes none"
             raise problem("eval.prompts", what, "remove eval.prompts")
         lora = self.lora
         if self.objective.reference == "adapter" and (lora is None or lora.init_from or lora.modules_to_save):
-            what = "objective.reference adapter computes the base, but the reference is not the base of fresh adapters"
+            what = "objective.reference is adapter, but the run's reference is not its base without adapters"
             raise problem("objective.reference", what, "set it to cached")
 
     def _check_lora(self) -> None:

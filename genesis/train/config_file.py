@@ -74,7 +74,7 @@ def parse_config(source: str | bytes, name: str, overrides: Sequence[str] = ()) 
 
 
 def _spell_out(document: Document) -> None:
-    """Make a section of a bare `objective: NAME`, so that the next override finds one."""
+    """Expand a bare `objective: NAME` into a section, so that overrides can set its keys."""
     if isinstance(name := document.data.get("objective"), str):
         document.data["objective"] = {"name": name}
 

@@ -30,7 +30,7 @@ class Evaluation:
             not a cross entropy.
         gzip_bits_per_byte: the result of `gzip -9`; None if it has no meaning for the data.
         sets: the results of each named set; the other attributes cover all sets.
-        sums: sums of the figures over targets.
+        sums: sum of each figure over the targets.
     """
 
     loss: float

@@ -51,9 +51,9 @@ class Preparation:
 
     Attributes:
         loader: batches of the training samples.
-        held_out: batches of each set of held-out samples, as evaluations take them: the first `max_batches`.
-        cache: the folder of `data.cache_dir`.
-        progress: called with the batches done and their total, of work that takes long.
+        held_out: batches of each set of held-out samples; evaluations use the first `max_batches`.
+        cache: the cache in `data.cache_dir`.
+        progress: called with the number of finished batches and their total.
     """
 
     loader: PackedLoader
@@ -77,7 +77,7 @@ class Objective:
         is_cross_entropy: whether the loss is a token cross entropy in nats, which has a perplexity and bits per byte.
         identity: digests of what the loss depends on besides the run's data and weights. They are part of the state
             hash, and a run resumes only if they are the same.
-        divides_rows: whether threads of the CPU may compute the loss of some rows of a batch each.
+        divides_rows: whether CPU threads may each compute the loss of some of a batch's rows.
     """
 
     figures: ClassVar[Mapping[str, str]] = {}
@@ -88,7 +88,7 @@ class Objective:
 
     @property
     def frozen(self) -> Sequence[Array]:
-        """The weights that the objective keeps on the device, such as those of a teacher."""
+        """Frozen weights that the objective keeps on the device, such as a teacher's."""
         return ()
 
     def prepare(self, model: LanguageModel, run: Preparation) -> Iterable[str]:
@@ -123,7 +123,7 @@ class Objective:
         raise NotImplementedError
 
     def means(self, sums: Mapping[str, float], targets: int) -> dict[str, float]:
-        """Return the figures, given their sums over `targets` targets; without those that have no value."""
+        """Return the figures from their sums over `targets` targets. Figures without a value are left out."""
         return {name: value / targets for name, value in sums.items()}
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
@@ -160,16 +160,16 @@ class Distillation(Objective):
 
     Args:
         beta: weight of the teacher in the mixture: 0 forward KL, 1 reverse KL.
-        temperature: divides the logits of both.
+        temperature: divides the logits of student and teacher.
 
     Attributes:
         teacher: a frozen model in eval mode, which the caller sets.
     """
 
     held_out_figures: ClassVar[Mapping[str, str]] = {
-        "cross_entropy": "of the targets by the student, in nats",
-        "teacher_cross_entropy": "of the targets by the teacher, in nats",
-        "teacher_agreement": "share of targets whose likeliest token is the teacher's",
+        "cross_entropy": "the student's cross entropy of the targets, in nats",
+        "teacher_cross_entropy": "the teacher's cross entropy of the targets, in nats",
+        "teacher_agreement": "share of targets at which student and teacher find the same token likeliest",
     }
     figures: ClassVar[Mapping[str, str]] = {f"train/{name}": text for name, text in held_out_figures.items()}
     teacher: Any
@@ -190,7 +190,7 @@ class Distillation(Objective):
     ) -> tuple[Tensor, Tensor | None]:
         input_ids, labels, position_ids = fields
         teacher, student = self.teacher, cast("Any", model)
-        with no_grad():  # first, while no activations of the student exist
+        with no_grad():  # before the student's activations take memory
             taught = teacher.hidden_states(input_ids, position_ids)
         hidden = student.hidden_states(input_ids, position_ids)
         heads = hidden, student.head_weight, taught, teacher.head_weight

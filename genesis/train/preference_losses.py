@@ -1,4 +1,4 @@
-"""Losses of preferences, as functions of the log-probabilities of whole answers. Each formula names its paper.
+"""Losses of preferences, as functions of the log-probabilities of whole answers. Each docstring cites the paper.
 
 With log π(y|x) the sum of an answer's log-probabilities under the model, log π_ref(y|x) the same under the reference,
 and |y| the number of its tokens:
@@ -6,7 +6,7 @@ and |y| the number of its tokens:
     ratio(y) = log π(y|x) - log π_ref(y|x)        mean(y) = log π(y|x) / |y|
     Δ = ratio(chosen) - ratio(rejected)           σ(z) = 1 / (1 + e^-z)
 
-`PAIRED` is the table of all losses of pairs. A new one is a function and a row. Everything is computed in float32.
+`PAIRED` is the table of all losses of pairs. To add one, write a function and a row. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def kto(answers: Answers, is_good: Tensor, kl: Tensor, *, beta: float, desirable
 
     Args:
         is_good: `[N]`, 1 for a good answer, 0 for a bad one.
-        kl: 0-d, z: `kto_kl` of the batch, without gradient.
+        kl: z, the result of `kto_kl` for the batch; 0-d, without gradient.
     """
     gain = beta * (answers.ratio - kl)
     good, bad = 1 - genesis.sigmoid(gain), 1 - genesis.sigmoid(-gain)
@@ -212,7 +212,7 @@ def kto_kl(mismatched: Answers, is_there: Tensor) -> Tensor:
     y' is the answer of another prompt (section 4.1 of the paper).
 
     Args:
-        is_there: `[N]`, 1 for an answer, 0 for an unused place.
+        is_there: `[N]`, 1 for an answer, 0 for an unused slot.
     """
     count = is_there.sum().clamp(min=1)
     return ((mismatched.ratio * is_there).sum() / count).clamp(min=0).detach()
@@ -227,7 +227,7 @@ class Paired:
 
     Attributes:
         loss: `(chosen, rejected, **settings) -> [N]`.
-        settings: its settings with their defaults.
+        settings: the loss's settings with their defaults.
         score: the quantity that β scales to a reward: `ratio` (with a reference), `log_probs` or `mean`.
     """
 

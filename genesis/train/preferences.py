@@ -38,13 +38,13 @@ from genesis.train.step import row_values
 Reference = Literal["adapter", "cached"] | None
 Values = npt.NDArray[np.float64]
 _FORMAT, _VALUES = 1, "values.bin"
-_LEAST = 4  # tokens of a sample: two sequences of a prompt's and an answer's token
-_NO_ANSWER = -1.0  # log-probability in an unused place, where every loss is finite
+_LEAST = 4  # fewest tokens of a sample: a prompt token and an answer token in each of two sequences
+_NO_ANSWER = -1.0  # log-probability of an unused slot; every loss is finite for it
 
 _REWARDS = {
     "rewards/chosen": "mean reward of the chosen or good answers",
     "rewards/rejected": "mean reward of the rejected or bad answers",
-    "rewards/margins": "the first minus the second",
+    "rewards/margins": "rewards/chosen minus rewards/rejected",
 }
 _LOGPS = {
     "logps/chosen": "mean log-probability of the chosen or good answers, nats",
@@ -53,11 +53,11 @@ _LOGPS = {
 
 
 class Preferences(Objective):
-    """What objectives of pairs and of judged answers share.
+    """Base class of the objectives that learn from pairs or judged answers.
 
     Args:
         settings: the loss's settings.
-        reference: how its reference is computed.
+        reference: how the reference is computed; None without one.
     """
 
     def __init__(self, settings: Settings, reference: Reference) -> None:
@@ -69,10 +69,11 @@ class Preferences(Objective):
         return max(1, len(batch.samples))
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
-        """Return ids, labels and positions `[B, T]`; the number of each token's sequence in its row `[B, T]`; tokens of
-        each answer `[B, 2P]`; with a cached reference its log-probability of each answer `[B, 2P]`.
+        """Return ids, labels and positions `[B, T]`; the index of each token's sequence in its row `[B, T]`; the number
+        of tokens of each answer `[B, 2P]`; and with a cached reference, its log-probability of each answer `[B, 2P]`.
 
-        Sequences 2p and 2p + 1 belong to sample p of the row. P, the most samples of a row, depends only on T.
+        Sequences 2p and 2p + 1 belong to sample p of the row. P, the largest possible number of samples in a row,
+        depends only on T.
         """
         rows, length = batch.input_ids.shape
         sequences, lengths = (
@@ -109,8 +110,8 @@ class Preferences(Objective):
         """Return the summed loss, 0-d, and the sums of `figures`.
 
         Args:
-            first, second: the two answers of each place `[B, P]`.
-            is_there: `[B, P]`, 1 for a sample, 0 for an unused place.
+            first, second: the two answers of each sample slot `[B, P]`.
+            is_there: `[B, P]`, 1 for a sample, 0 for an unused slot.
             rest: the subclass's own fields.
         """
         raise NotImplementedError
@@ -119,7 +120,7 @@ class Preferences(Objective):
         return fields[6 if self.reference == "cached" else 5 :]
 
     def answers(self, model: LanguageModel, fields: Sequence[Tensor]) -> tuple[Answers, Answers, Tensor]:
-        """Return both answers of each place `[B, P]`, and 1 for a sample, 0 for an unused place."""
+        """Return both answers of each sample slot `[B, P]`, and a mask `[B, P]`, 0 for an unused slot."""
         lengths = fields[4]
         reference: Tensor | None = fields[5].to(dtype="float32") if self.reference == "cached" else None
         if self.reference == "adapter":
@@ -162,7 +163,7 @@ class Preferences(Objective):
                 values = np.frombuffer(found.entry.part(_VALUES), "<f8").reshape(-1, 2)
                 self._cached.append((loader.tokens, values))
                 states.append(found.state)
-            # Held-out values are no part of it, because a resumed run may evaluate in other batches.
+            # Held-out values are left out, because a resumed run may evaluate in other batches.
             self.identity = {"reference": hashlib.sha256(self._cached[0][1].tobytes()).hexdigest()}
             count, size = (sum(part(values) for _, values in self._cached) for part in (len, lambda v: v.nbytes))
             how = "found in the cache" if set(states) == {"found"} else "computed once"
@@ -178,7 +179,7 @@ class Preferences(Objective):
         is_held_out = loader is not run.loader
         values = np.full((len(loader.tokens), 2), np.nan)
         was_training = model.training
-        # Training and evaluation may compute differently: training uses fp8 and adapters drop inputs.
+        # Modes may compute differently: in training mode, matmuls may use fp8 and adapters drop inputs.
         model.train(not is_held_out and self._has_no_dropout(model))
         count = min(loader.num_batches(0), most or sys.maxsize)
         try:
@@ -186,7 +187,7 @@ class Preferences(Objective):
                 self._fill(values, model, loader.batch(0, index), run, np.arange(len(values)))
                 run.progress(index + 1, count)
             missing = np.isnan(values[:, 0])
-            if missing.any() and not is_held_out:  # samples whose weights leave them out of the first epoch
+            if missing.any() and not is_held_out:  # sources with weights below 1 leave samples out of the first epoch
                 rest = loader.tokens.select_samples(missing)
                 more = PackedLoader(rest, batch_size=loader.batch_size, seq_len=loader.seq_len, seed=0, shuffle=False)
                 for index in range(more.num_batches(0)):
@@ -202,7 +203,7 @@ class Preferences(Objective):
     def _fill(
         self, values: Values, model: LanguageModel, batch: Batch, run: Preparation, numbers: npt.NDArray[np.int64]
     ) -> None:
-        """Write the log-probabilities of a batch's answers into `values`; its sample n is sample `numbers[n]` there."""
+        """Write the log-probabilities of a batch's answers into `values`; sample n goes to row `numbers[n]`."""
         found = row_values(self, batch, run.device, lambda fields: _sums(model, fields))
         row, place = _places(batch)
         own = found.reshape(len(found), -1, 2)[row, place]
@@ -214,7 +215,7 @@ class Preferences(Objective):
         values[numbers[batch.samples[:, 1]]] = own
 
     def _agreement(self, model: LanguageModel, run: Preparation) -> str:
-        """Return a line about the largest ratio between policy and reference in the first batch, which should be 0."""
+        """Return a line with the largest log-ratio of policy to reference in the first batch; it should be 0."""
         batch = run.loader.batch(0, 0)
 
         def ratios(fields: Sequence[Tensor]) -> Tensor:
@@ -236,7 +237,7 @@ class PairObjective(Preferences):
     """A loss of pairs (`PAIRED`).
 
     Args:
-        name: its name in the table.
+        name: the loss's name in the table.
     """
 
     figures: ClassVar[Mapping[str, str]] = {
@@ -312,7 +313,7 @@ class RewardObjective(Preferences):
 
 
 class JudgedObjective(Preferences):
-    """A loss of judged answers (`JUDGED`). The estimate of the KL is the mean over a micro-batch.
+    """A loss of judged answers (`JUDGED`). The KL estimate is a mean over one micro-batch.
 
     Args:
         name: its name in the table.
@@ -349,7 +350,7 @@ class JudgedObjective(Preferences):
         return (losses * is_there).sum(), genesis.stack([each.sum() for each in sums])
 
     def means(self, sums: Mapping[str, float], targets: int) -> dict[str, float]:
-        """Return means over good answers, over bad ones, or over all; without those of a kind that is missing."""
+        """Return the means over good, bad or all answers. Figures of a kind that has no answers are left out."""
         counts = {"chosen": sums["desirable"], "rejected": targets - sums["desirable"]}
         found = {
             name: value / counts.get(name.partition("/")[2], targets)

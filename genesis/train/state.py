@@ -107,7 +107,7 @@ class TrainState:
         objective: the loss and what it reads.
         draws: counters of random draws per batch; None until the first step of several ranks measures it.
         base: frozen model of a run that trains adapters; None if the model itself is trained.
-        platform: GPU model and version of Triton that decide the bits of an exact run; None for other runs.
+        platform: GPU model and version of Triton, which determine the bits of an exact run; None for other runs.
     """
 
     model: LanguageModel
@@ -152,7 +152,7 @@ class TrainState:
 
     def persistent(self) -> dict[str, list[Array]]:
         """Return the arrays that persist between steps: "weights", "gradients", "optimizer" (masters and averages),
-        "frozen" (of the objective).
+        "frozen" (the objective's weights).
         """
         parameters = [p for _, p in self.model.named_parameters()]
         kept = (x for values in self.optimizer.state.values() for x in values.values() if isinstance(x, Tensor))
@@ -189,7 +189,7 @@ class Share(NamedTuple):
 
 
 def platform_of(device: Device) -> dict[str, str]:
-    """Return what decides the bits of exact sums: the GPU model and the version of Triton."""
+    """Return the GPU model and the version of Triton, which determine the bits of exact sums."""
     return {"gpu": cuda.get_device_name(device), "triton": version("triton")}
 
 

@@ -240,7 +240,7 @@ def row_values(
     *,
     with_grad: bool = False,
 ) -> npt.NDArray[Any]:
-    """Return what `values` computes from the fields of rows, `[rows, …]` each, for the whole batch; threads share it.
+    """Return `values` of a batch's fields, `[rows, …]`; CPU threads compute it for shares of the rows.
 
     Args:
         with_grad: record gradients, as a step does.

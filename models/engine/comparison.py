@@ -29,8 +29,8 @@ class Difference(NamedTuple):
 
     Attributes:
         request: number of its request.
-        token: its place in the continuation.
-        drawn, scored: its log-probability by the engine, and by the forward pass of training.
+        token: the token's index in the continuation.
+        drawn, scored: the log-probabilities that the engine and the forward pass of training give it.
     """
 
     request: int
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The number of compared tokens, how many of them differ, the first that does, and the continuations."""
+    """The number of compared tokens, the number that differ, the first difference, and the generated ids."""
 
     tokens: int
     differing: int
@@ -52,7 +52,7 @@ def compare(model: CausalLM, requests: Sequence[Request], rows: int) -> Comparis
     """Generate the requests exactly, and compare each token's log-probability with the forward pass of training.
 
     Args:
-        rows: the most concurrent sequences.
+        rows: largest number of concurrent sequences.
 
     Raises:
         GenesisError: as `DeviceEngine` and its `run`.
@@ -79,8 +79,8 @@ def compare(model: CausalLM, requests: Sequence[Request], rows: int) -> Comparis
 def log_probs(
     model: CausalLM, requests: Sequence[Request], drawn: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield each request's number and the log-probabilities `[N]` (float32) of its drawn tokens, by the forward pass of
-    training at the request's temperature (1 for the likeliest token).
+    """Yield each request's number and the log-probabilities `[N]` (float32) that the forward pass of training gives its
+    drawn tokens at the request's temperature (1 for greedy requests).
     """
     waiting = [number for number, ids in enumerate(drawn) if ids]
     waiting.sort(key=lambda number: requests[number].sampling.temperature or 1.0)
@@ -109,7 +109,7 @@ def log_probs(
 
 
 def _scored(model: CausalLM, ids: np.ndarray, positions: np.ndarray, temperature: float) -> np.ndarray:
-    """Return the log-probability `[T - 1]` of each id after those before it."""
+    """Return the log-probability `[T - 1]` of each id but the first, given the ids before it."""
     device, was_training = model.model.embed_tokens.weight.device, model.training
     tokens, places = (genesis.from_numpy(each).to(device=device) for each in (ids, positions))
     model.eval()

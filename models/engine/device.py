@@ -82,7 +82,7 @@ class Prompts:
                 waiting.popleft()
 
     def _unknown(self, prompts: Sequence[tuple[int, np.ndarray]]) -> list[tuple[list[int], np.ndarray]]:
-        """Return the prompts that no row holds, with their rows. Others are copied from the row that holds them."""
+        """Return the prompts that no row holds, with the rows that need them. Copy the others between rows."""
         known, new = self._held.prompts, dict[bytes, tuple[list[int], np.ndarray]]()
         wanted = {row: ids.tobytes() for row, ids in prompts}
         sources = {key: row for row, key in known.items() if wanted.get(row, key) == key}
@@ -215,14 +215,14 @@ class DeviceEngine:
         log_probs: whether tokens have their log-probability.
         chunk: tokens of a prompt in one forward pass.
         cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
-        exact: draw tokens and compute log-probabilities with the bits that the forward pass of training gives
+        exact: draw tokens with log-probabilities that are bit-identical to the forward pass of training
             (docs/decisions/0014-exact.md). Requests must not filter or penalize tokens.
 
     Attributes:
-        width: sequences that ran at once in the last run: `rows`, or as many as memory held.
+        width: number of sequences that ran at once in the last run: `rows`, or fewer if memory was short.
 
     Raises:
-        UsageError, DeviceError, ModelError: another cache, or `exact` with a model or GPU that does not allow it.
+        UsageError, DeviceError, ModelError: `cache` has another value, or the model or GPU does not support `exact`.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class DeviceEngine:
             for row, each in batch.sequences:
                 if drawn[row] == FAILED and not each.is_done:
                     assert self._last is not None
-                    logits = self._last.logits  # later steps had the same input in this row; exact steps store none
+                    logits = self._last.logits  # later steps had the same input in this row; exact steps keep no logits
                     found = np.zeros(1, np.float32)
                     if logits is not None and row < len(logits):
                         found = logits[row].float().cpu().numpy()

@@ -19,7 +19,7 @@ from genesis_models.blocks import LayerCache, PackedHeads, Rotary, Tables
 from genesis_models.config import ModelConfig
 
 GRAIN = 16  # tokens; few lengths, because a copy of keys and values is prepared once for each
-KEY_BLOCK = 64  # keys of a block of attention, at whose multiples prompts begin and are cut in exact mode
+KEY_BLOCK = 64  # keys per attention block; in exact mode prompts begin and are cut at its multiples
 
 
 class Document(NamedTuple):
@@ -27,7 +27,7 @@ class Document(NamedTuple):
 
     Attributes:
         rows: rows of the cache that receive it.
-        begin: start in the pass, a multiple of the cache's grain.
+        begin: offset in the pass, a multiple of the cache's grain.
     """
 
     rows: Sequence[int]
@@ -72,7 +72,7 @@ class DeviceCache:
             self.tables.append((genesis.tensor(cos, device=device), genesis.tensor(sin, device=device)))
 
     def aligned(self, length: int) -> int:
-        """Return the space that a prompt takes in a pass, in tokens."""
+        """Return a prompt's length rounded up to the grain, which it occupies in a pass."""
         return -(-length // self.grain) * self.grain
 
     def packed_size(self, length: int) -> int:

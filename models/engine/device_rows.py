@@ -102,7 +102,7 @@ class DeviceState:
         self._store(rows, drawn, chances, seen)
 
     def draw_exactly(self, hidden: Tensor, weight: Tensor) -> None:
-        """Do the same from hidden states `[B, H]` and the head's weight `[V, H]`, in float32."""
+        """Draw from hidden states `[B, H]` and the head's weight `[V, H]`, in float32."""
         rows = hidden.shape[0]
         keys, settings = (each.narrow(0, 0, rows).array for each in (self._keys, self._settings))
         drawn, chances = sample_head(hidden.array, weight.array, keys, settings)
@@ -177,8 +177,8 @@ class Reading:
 GRAIN = 256  # capacities are multiples of it
 FEWEST_KEYS = 512  # the smallest number of keys of a graph
 INPUTS = 3  # numbers for each token of a pass
-ROOM = 512 << 20  # bytes that remain free for prompts and steps, besides the logits of all rows
-NARROW = 32  # rows that may take all memory
+ROOM = 512 << 20  # bytes left free for prompts and steps, in addition to the logits of all rows
+NARROW = 32  # a cache of up to this many rows may take all memory
 SHARE = 2  # a cache of more rows takes at most 1/2 of the free memory
 KEPT = 16  # rows are kept for the next run if they take at most 1/16 of the device's memory
 ADVICE = "ask for fewer tokens, shorten the prompts, or store the cache in fp8"
@@ -192,7 +192,7 @@ class Step:
 
     Args:
         keys: the most tokens of each row.
-        exact: compute what the forward pass of training computes, and draw without logits in memory.
+        exact: compute bit for bit what the forward pass of training computes, and draw without storing logits.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class DeviceRows:
         rows: the most concurrent sequences; fewer if memory is short.
         capacity: the most tokens of each, rounded up.
         dtype: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
-        exact: whether passes and steps compute what the forward pass of training computes.
+        exact: whether passes and steps compute bit for bit what the forward pass of training computes.
 
     Raises:
         DeviceError: the GPU does not support e4m3.
@@ -250,11 +250,11 @@ class DeviceRows:
     Attributes:
         form: properties of the rows other than their number and capacity.
         asked: number of requested rows; `cache` has fewer if memory is short.
-        wanted: number of rows that should fit, by the free memory.
+        wanted: number of rows that should fit into the free memory.
         passes: graphs of prefill passes, by key.
         inputs: buffer from which these graphs read.
-        packed: buffer to which they write keys and values.
-        prompts: the prompt whose keys and values a row holds, as bytes of its ids, by row.
+        packed: buffer to which the passes write keys and values.
+        prompts: row -> the bytes of the ids of the prompt whose keys and values the row holds.
     """
 
     def __init__(
@@ -364,8 +364,8 @@ def _cache(model: CausalLM, rows: int, capacity: int, dtype: DType, exact: bool)
 
 
 def width(config: ModelConfig, rows: int, capacity: int, dtype: DType, free: int) -> int:
-    """Return the number of rows, at most `rows`, whose cache takes at most 1 / `SHARE` of `free` bytes, or all of them
-    for up to `NARROW` rows. 0 if not even one row fits.
+    """Return the largest number of rows, at most `rows`, whose cache fits into 1 / `SHARE` of `free` bytes; up to
+    `NARROW` rows may take all of `free`. 0 if not even one row fits.
     """
     row = 2 * config.num_hidden_layers * config.num_key_value_heads * capacity * config.head_dim * dtype.itemsize
     while rows > NARROW and rows * row * SHARE > free:
@@ -376,7 +376,7 @@ def width(config: ModelConfig, rows: int, capacity: int, dtype: DType, free: int
 
 
 def free_memory(device: Device) -> int:
-    """Return the bytes of a GPU that nothing uses, including those that the allocator holds."""
+    """Return a GPU's free memory in bytes, including memory that the allocator caches."""
     return cuda.mem_get_info(device)[0] + cuda.memory_reserved(device) - cuda.memory_allocated(device)
 
 

@@ -129,7 +129,7 @@ def test_a_prompt_passes_once(model: genesis_models.CausalLM, monkeypatch: pytes
     [
         ({"cache": "fp8"}, UsageError, "KV cache in fp8"),
         ({"model": "int8"}, ModelError, "8-bit weights"),
-        ({"model": "float32"}, ModelError, "in float32"),
+        ({"model": "float32"}, ModelError, "they are float32"),
         ({"model": "cpu"}, DeviceError, "on cpu"),
     ],
 )
@@ -181,7 +181,7 @@ def test_the_command_counts_and_names_what_differs(
 
 def test_on_the_cpu_the_commands_say_why_not(folder: Path) -> None:
     how: dict[str, Any] = {"max_tokens": 2, "seed": 0, "device": "cpu", "dtype": "auto"}
-    with pytest.raises(DeviceError, match="exact generation on cpu"):
+    with pytest.raises(DeviceError, match="exact generation needs a GPU, but the model is on cpu"):
         list(generate(str(folder), "words", exact=True, **how))
     assert printed("eval", str(folder), "--check-exact")[0] == 2
     assert printed("eval", str(folder), "--exact", "--data", str(folder), "--device", "cpu")[0] == 6

@@ -241,7 +241,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], int, str]] = {
     "unknown": (sums(4), ("objective=dpa",), 3, "dpo"),
     "not its setting": (sums(4), ("objective.gamma=1.0",), 3, "for simpo"),
     "loss": (sums(4), ("data.loss=all",), 3, "data.loss is all"),
-    "no base": (sums(4), ("objective.reference=adapter", "lora=null"), 3, "not the base of fresh adapters"),
+    "no base": (sums(4), ("objective.reference=adapter", "lora=null"), 3, "not its base without adapters"),
     "no cache": (sums(4), ("data.cache_dir=/dev/null/cache",), 8, "/dev/null"),
 }
 

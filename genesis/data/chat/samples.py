@@ -70,7 +70,7 @@ class Sample:
         is_target: bool `[n]`; never true for the first.
         target_bytes: UTF-8 bytes of text that the targets encode; special tokens encode none.
         notes: turns that cannot be learned and remarks about others; only in a conversation's first sample.
-        split: tokens of the first of two sequences, a prompt with each answer of a pair; 0 for one sequence.
+        split: for a pair, the number of tokens of the first sequence, the prompt with the chosen answer; otherwise 0.
         is_good: whether a judged answer is good.
     """
 
@@ -350,7 +350,7 @@ _NO_TARGET = TurnError(NO_TARGET, "no message of it is a target", "see data.loss
 
 
 def _sides(document: Document) -> list[Document]:
-    """Return the documents that are encoded: of a preference its answers, each after the prompt."""
+    """Return the documents to encode: for a preference, one for each answer, preceded by the prompt."""
     record = document.record
     if isinstance(record, Pair):
         return [replace(document, record=record.chosen), replace(document, record=record.rejected)]
@@ -358,7 +358,7 @@ def _sides(document: Document) -> list[Document]:
 
 
 def _joined(document: Document, sides: list[list[Sample] | Defect]) -> list[Sample] | Defect:
-    """Return the samples of a document from those of its sides."""
+    """Combine the samples of a document's sides into the document's samples."""
     if not isinstance(document.record, Pair | Judged):
         return sides[0]
     found = list[Sample]()
@@ -366,9 +366,7 @@ def _joined(document: Document, sides: list[list[Sample] | Defect]) -> list[Samp
         if isinstance(side, Defect):
             return side
         if len(side) != 1:
-            what = (
-                "the template renders a turn of the answer differently when others follow, so it is no single sequence"
-            )
+            what = "the template renders a turn of the answer differently when others follow, so it is not one sequence"
             return _defect(document, TurnError("several samples", what, "write an answer of one turn"))
         found += side
     first, last = found[0], found[-1]
