@@ -183,8 +183,10 @@ def _reserve_draws(device: Device, draws: int) -> Array:
     return position
 
 
-def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int]:
-    """Call a traced function, whose draws start at an input. Return its result and the number of counters drawn."""
+def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int | None]:
+    """Call a traced function, whose draws start at an input. Return its result and the number of counters drawn, which
+    is 0 for draws without elements and None without draws.
+    """
     generator = random.default_generator
     then, fixed = generator.state(), generator.fixed_draws
     position = TensorBase.wrap(trace.input(Value((2,), (1,), int64, device)))
@@ -199,9 +201,11 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
             raise Break("draws random numbers on two devices")
     finally:
         generator.restore(then)
-    if not taken:
-        trace.graph.inputs.pop()
-    return result, taken
+    begins = trace.graph.inputs[-1]
+    if any(begins in call.reads for call in trace.graph.calls):
+        return result, taken
+    trace.graph.inputs.pop()
+    return result, None
 
 
 def trace_call(
@@ -271,8 +275,8 @@ def trace_call(
         id(t): len(before) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
     }
     region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule, replays)
-    drawn = device if taken else None
-    return Entry(region, state, captured, layouts, structure, outside, taken, drawn, len(outputs))
+    drawn = None if taken is None else device
+    return Entry(region, state, captured, layouts, structure, outside, taken or 0, drawn, len(outputs))
 
 
 # --- The compiled function --------------------------------------------------------------------------------------------

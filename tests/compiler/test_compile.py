@@ -181,6 +181,7 @@ def test_dropout_draws_what_eager_draws() -> None:
         found.append([function(x), function(x), genesis.rand(3)])
     assert all(equal(a, b) for a, b in zip(*found, strict=True))
     assert not equal(found[1][0], found[1][1])
+    assert compiled(ramp(0, 50)).shape == compiled(ramp(0, 50)).shape == (0, 50)  # draws of no elements
 
 
 def test_nested_with_autocast_checkpoint_and_itself() -> None:
