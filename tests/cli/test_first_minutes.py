@@ -113,7 +113,9 @@ def test_a_recipe_takes_its_first_steps(name: str, model: Path, here: Path) -> N
         for n in range(4):
             (here / "texts" / f"{n}.py").write_text(f"# {n}\n{TEXT}")
         changed += ["data.train=texts", "data.seq_len=32"]
-    if found.get("objective"):
+    if "teacher" in found.get("objective", {}):
+        changed.append(f"objective.teacher={model}")
+    elif found.get("objective"):
         write_chats(here / "pairs.jsonl", sums(8))
         changed += ["data.train=pairs.jsonl", "data.seq_len=512", "train.batch_size=1"]
     if "prompts" in found.get("eval", {}):

@@ -30,8 +30,9 @@ def test_steps_are_written_in_the_order_of_the_formula() -> None:
         "    v0 = x * -1.0 if x.dtype.is_floating() else 0 - x\n"
         "    v1 = exp(v0)\n"
         "    v2 = v1 + 1\n"
-        "    v3 = divide(x, v2)\n"
-        "    return v3\n"
+        "    v3 = divide(tl.full(v2.shape, 1, v2.dtype), v2)\n"
+        "    v4 = v3 * x\n"
+        "    return v4\n"
     )
     assert source_of("sigmoid", "quick").endswith("v3 = 1 / v2\n    return v3\n")
     assert "tl.exp(v0)" in source_of("silu", "fast")
