@@ -88,6 +88,7 @@ for arch in arches:
 """
 
 
+@pytest.mark.full
 def test_architectures_differ_where_somebody_asked_which_it_is(tmp_path: Path) -> None:
     """Samples are launched once for all architectures, and again where a tile or TMA hang on it."""
     on_80, *newer = output_lines(COLLECTED, tmp_path)

@@ -368,7 +368,7 @@ def test_names_and_defaults_are_torchs() -> None:
 # --- docs/profiler.md -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_gpu", [False, True], ids=["cpu", "cuda"])
+@pytest.mark.parametrize("has_gpu", [False, pytest.param(True, marks=pytest.mark.full)], ids=["cpu", "cuda"])
 def test_the_page_runs(
     has_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
