@@ -26,17 +26,17 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (6_655, ("genesis/train/",)),
     "data": (6_020, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (3_260, ("genesis/compiler/",)),
+    "compiler": (3_262, ("genesis/compiler/",)),
     "core and nn": (28_160, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_685, ("models/", "cli/", "configs/")),
-    "docstrings": (15_285, ()),
+    "docstrings": (15_290, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (90_940, ("tests/",)),
+    "tests": (90_960, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
