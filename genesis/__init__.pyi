@@ -2687,7 +2687,7 @@ def signbit(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return whether the sign is negative; also for -0."""
 
 def silu(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x·σ(x), with the bits of SwiGLU."""
+    """x·σ(x), with the same bits as in SwiGLU."""
 
 def sin(input: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The sine."""

@@ -125,7 +125,7 @@ makers: dict[int, Any] = {}
 
 
 def touch() -> None:
-    """Tell a trace of this thread that something besides ops reads or writes memory."""
+    """Tell this thread's tracer that code outside of ops reads or writes memory."""
     if makers and (trace := makers.get(get_ident())) is not None:
         trace.touch()
 
@@ -200,7 +200,7 @@ def label(array: Array, owner: str) -> Array:
 def from_host(values: np.ndarray, dtype: DType, device: Device) -> Array:
     """Return a copy of numpy's values, cast to `dtype`, on a device."""
     array = allocated(values.shape, dtype, device)
-    trace = makers.pop(get_ident(), None)  # it need not know of a write into new memory
+    trace = makers.pop(get_ident(), None)  # writing into new memory is not a break
     try:
         backend_for(device).from_numpy(values, array)
     finally:

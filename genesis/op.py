@@ -176,7 +176,7 @@ class Op:
         autocast_inputs: number of leading inputs that `autocast` casts; None for all.
         plain: `plain(*inputs, **attrs)` computes the outputs of an op without vjp by other ops on arrays. A second
             backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
-        formula: numpy function of the operands of an elementwise op, from which its kernel is written
+        formula: numpy function of an elementwise op's operands, from which its kernel is generated
             (`genesis.ops.formula`); None if the CUDA implementation is written by hand.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
             equivalent, or if `genesis.measure.torch_peer` has a call of another form.

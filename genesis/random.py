@@ -132,7 +132,7 @@ class Generator:
 
     @property
     def is_positioned(self) -> bool:
-        """Whether a block of `positioned_by` is active."""
+        """Whether a `positioned_by` block is active."""
         return self._base is not None
 
     def words(self) -> tuple[int, int]:

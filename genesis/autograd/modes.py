@@ -214,14 +214,14 @@ class fixed_weights(Switch):  # noqa: N801
 
 
 class exact(Bare):  # noqa: N801
-    """Compute the sums of a language model's forward pass in the order that docs/decisions/0014-exact.md states:
-    those of matmuls, norms, attention, the head and its log-probabilities. Other reductions (`sum`, `softmax`,
+    """Compute the sums of a language model's forward pass in the order that docs/decisions/0014-exact.md states. This
+    covers matmuls, norms, attention, the head and its log-probabilities. Other reductions (`sum`, `softmax`,
     `cross_entropy` of logits) keep their own orders.
 
     On a GPU, a row's results then do not depend on the other rows of a call, their number, or the length of the prompt
-    pass: a model that samples token by token gives the log-probabilities that one pass over the text gives, bit for
-    bit. This holds for bfloat16 on one GPU model with one version of Triton; the CPU ignores the switch. Backward
-    passes run without it, except for the recomputation of checkpointed functions. `mode=False` switches it off.
+    pass: sampling token by token and one pass over the whole text give the same log-probabilities, bit for bit. This
+    holds for bfloat16 on one GPU model with one version of Triton; the CPU ignores the switch. Backward passes run
+    without it, except for the recomputation of checkpointed functions. `mode=False` switches it off.
 
     Raises:
         DTypeError: if `mode` is not a bool.

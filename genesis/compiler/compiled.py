@@ -109,7 +109,7 @@ def settings_now() -> tuple[Any, ...]:
     from genesis.backend.cuda.dispatch import allow_tf32
 
     if mode.exact:
-        what = "a compiled function was called inside genesis.exact, but its fused sums have no stated order"
+        what = "a compiled function was called inside genesis.exact, but its fused sums have no documented order"
         raise UsageError(what, next="call the function itself, or leave genesis.exact")
     low = tuple(autocasting.low.items()) if autocasting.low else ()
     return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), as_device(None), current_cuda.index, low)

@@ -32,7 +32,7 @@ class Explanation:
     """The kernels of the newest trace of each call, and the breaks with file and line.
 
     Attributes:
-        pieces: the pieces of functions with breaks, each with where and why it ends, and its kernels.
+        pieces: for functions with breaks, where and why each piece ends, and its kernels.
     """
 
     forward: tuple[Kernel, ...]

@@ -116,8 +116,8 @@ class Graph:
         return Graph(self.inputs, kept[::-1], self.outputs, self.writes)
 
     def with_own_memory(self, storages: Sequence[int], constants: Iterable[Value] = ()) -> Graph:
-        """Return the graph with copies of the first outputs that share a root although their `storages` differ, and of
-        those that are constants.
+        """Return the graph with copies of those of the first `len(storages)` outputs that share a root although their
+        `storages` differ, or that are constants.
         """
         first = dict.fromkeys(constants, -1)
         calls, outputs = list(self.calls), list(self.outputs)

@@ -25,10 +25,10 @@ from genesis.op import Op, common_device, current_tracer, execute, registry, tra
 from genesis.random import default_generator
 from genesis.shapes import Shape, contiguous_strides, numel
 
-LONGEST = 256  # most ops of a piece
-CALLS = 1 << 14  # most different calls of ops, and most pieces, of a function; later ones do not wait
-PROGRAMS = 256  # most compiled pieces of a function
-# Ops that raise errors for values: the error must come from the line that calls them.
+LONGEST = 256  # ops after which a piece ends
+CALLS = 1 << 14  # limit of remembered calls and of remembered pieces per function; further calls do not wait
+PROGRAMS = 256  # limit of compiled pieces per function
+# Ops that raise errors for some values: they run at once, so that the error comes from the line that calls them.
 RAISING = frozenset((
     "index_get", "index_get_backward", "index_put", "embedding", "embedding_backward", "bincount", "floor_divide",
     "remainder", "bernoulli", "multinomial", "cross_entropy", "linear_cross_entropy", "linear_token_log_probs",
@@ -46,7 +46,7 @@ def _is_exposed(x: Array) -> bool:
 
 
 class Window(NamedTuple):
-    """An operand; `offset` is relative to the first element that the piece reads of the memory."""
+    """An operand in a slot's memory; `offset` is relative to the first array of that memory that the piece uses."""
 
     slot: int
     offset: int
@@ -69,9 +69,9 @@ class Waiting(NamedTuple):
     """A call of an op that waits.
 
     Attributes:
-        number: its number among the calls of the function.
+        number: index of the call among the function's different calls.
         operands: windows and numbers.
-        target: what the op overwrites.
+        target: window that the op overwrites; None if it does not.
         first: slot of the first result.
         layouts: (shape, strides, dtype, bytes) of each result.
     """
@@ -96,8 +96,8 @@ class Piece:
 
     Attributes:
         reason: why the piece ends.
-        line: where it ends.
-        program: what it runs from the second time on.
+        line: file and line where the piece ends.
+        program: compiled program, which runs from the second time on; None before.
     """
 
     def __init__(self, reason: str) -> None:
@@ -138,7 +138,7 @@ class Piece:
             slots[slot].real.version = slots[slot].changes
 
     def _compile(self, calls: list[Waiting], slots: list[Any], kept: list[int], function: LazyFunction) -> None:
-        """Trace the ops, and make the program of their graph."""
+        """Trace the ops, and compile their graph."""
         trace, traced = Trace(), dict[int, Array]()
 
         def operand(x: Any) -> Any:
@@ -170,9 +170,9 @@ class LazyFunction:
         schedule: returns the program of a graph.
 
     Attributes:
-        calls: the calls of ops that wait, by op, operands and attributes.
-        pieces: by the numbers of the calls, and the slots that are needed afterwards.
-        patience: the run at which a piece is compiled.
+        calls: (op, operands, attributes) -> the call that waits.
+        pieces: (numbers of the calls, slots that are needed afterwards) -> piece.
+        patience: number of the run at which a piece is compiled.
         programs: number of compiled pieces.
     """
 
@@ -182,7 +182,7 @@ class LazyFunction:
         self.pieces: dict[Any, Piece] = {}
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Call a function, whose ops wait."""
+        """Call a function, and let its ops wait."""
         recorder = Recorder(self)
         try:
             with active(recorder):

@@ -91,7 +91,7 @@ class Program:
         return (self.results or [new for _, new in self.graph.writes])[0].device
 
     def launch(self, op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
-        """Run through its op; return the arrays of `results`."""
+        """Run the program through its op; return the arrays of `results`."""
         if not (self.results or self.changed):
             return ()
         device = self.device

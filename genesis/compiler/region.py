@@ -100,7 +100,7 @@ class Region:
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
             if edges is not None:
-                # A recorded pass reads all inputs, as far as they still exist.
+                # `_recorded_vjp` reads all inputs that still exist.
                 found = [(ref(x), x.storage.version, edge) for x, edge in zip(arrays, edges, strict=True)]
                 node = _node(self.forward, edges, arrays, results, {"inputs": found})
                 node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
@@ -139,7 +139,7 @@ class Region:
         return tuple(gradients)
 
     def _recorded_vjp(self, ctx: Context, incoming: list[Array]) -> tuple[Array | None, ...]:
-        """Compute the gradients from all inputs by single ops, which have gradients themselves."""
+        """Compute the gradients from all inputs by single ops, which are differentiable themselves."""
         found = []
         for x, (kept, version, edge) in zip(ctx.inputs, ctx.attrs["inputs"], strict=True):
             if x is None:

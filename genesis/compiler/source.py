@@ -141,7 +141,7 @@ def memory_order(space: Shape, strides: Shape) -> list[int]:
 
 
 def warps(tile: tuple[int, ...]) -> int:
-    """The warps of a program with a tile. Rows in pieces load element by element; then more programs are faster."""
+    """Return the warps of a program. Rows in pieces load element by element, so more programs of 4 warps win."""
     elements, most = tile[0] * max(1, sum(tile[1:])), 4096 if len(tile) == 2 else 9216
     return 4 if elements < most else 8 if elements < 2 * most else 16
 
@@ -611,10 +611,10 @@ def _written(group: Group, stored: list[Value]) -> _Writer:
 
 
 def _rows(space: Shape, strides: list[Shape]) -> int | None:
-    """The split of a space that does not merge into one dimension, if rows of the last ones load as vectors.
+    """Return the split of a space that does not merge into one dimension, if its rows load as vectors.
 
-    That needs 32 columns or more, a multiple of 16. Otherwise contiguous operands load as vectors of all elements. An
-    operand that is contiguous along the rows needs tiles in any case.
+    Rows load as vectors if they have 32 or more columns, a multiple of 16. Otherwise contiguous operands load as
+    vectors of all elements. An operand that is contiguous along the rows needs tiles in any case.
     """
     if len(collapse(space, *strides)[0]) == 1 or memory_order(space, strides[0]) != list(range(len(space))):
         return None

@@ -32,9 +32,9 @@ EFFECT_MODULES = frozenset((
     "random", "time", "os", "sys", "logging", "datetime", "secrets", "subprocess", "warnings", "posix", "nt", "io",
     "_io", "uuid", "threading", "gc", "inspect",
 ))  # fmt: skip
-# Attributes of tensors that no guard sees; an argument's stand-in in a trace lacks them.
+# Attributes of tensors that guards do not check; an argument's stand-in in a trace lacks them.
 TENSOR_STATE = frozenset(("grad", "grad_fn", "is_leaf", "retain_grad", "retains_grad", "_base"))
-# Types without Python code whose instances guards understand; an instance of another one is a break.
+# Types without Python code that guards can check; an instance of any other such type is a break.
 GUARDED = (object, list, tuple, dict, types.SimpleNamespace, BaseException)
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
 LIMIT = 20_000  # objects; a function that reaches more is not traced
@@ -81,7 +81,7 @@ class State:
         self._facts = [_facts(t) for t in self.tensors]
 
     def tensors_hold(self) -> bool:
-        """Whether a trace left the tensors' arrays, gradients and places on the tape as they were."""
+        """Whether a trace left the tensors' arrays, gradients and graph nodes unchanged."""
         pairs = zip(self.tensors, self._facts, strict=True)
         return not any(_facts(t)[i] is not facts[i] for t, facts in pairs for i in range(4))
 
@@ -289,7 +289,7 @@ class State:
     def _visit_type(self, kind: type, names: frozenset[str]) -> frozenset[str]:
         """Visit the methods of a class that the code names or Python calls, and guard the attributes that it names.
 
-        Returns the names in their code, too.
+        Returns `names` together with the names in those methods.
         """
         if _is_own(kind) or not kind.__flags__ & _HEAP_TYPE:
             return names

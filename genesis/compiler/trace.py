@@ -39,10 +39,10 @@ class Break(BaseException):
 
 
 class Pending:
-    """Memory that does not exist yet; afterwards, attributes are those of the `real` storage.
+    """Memory that is not allocated yet; once it is, attributes are read from the `real` storage.
 
     Attributes:
-        value: what a `Trace` knows about it, the value that it holds at this point; of a lazy piece, its slot.
+        value: in a `Trace`, the graph's value that the memory holds at this point; in a lazy piece, the slot.
         recorder: the lazy recorder that can run the ops that compute it; None in a trace, where reading it is a break.
         arrays: the arrays over it.
     """
@@ -81,7 +81,7 @@ class Pending:
         return getattr(self.real, name)
 
     def become(self, real: Any) -> None:
-        """Continue in memory that exists, and so do all arrays over this storage."""
+        """Move this storage and all arrays over it to memory that exists."""
         real.version, self.real = self.changes, real
         for each in self.arrays:
             if (array := each()) is not None:
@@ -103,7 +103,7 @@ class Lazy(Array):
 
 
 def lazy(x: Array) -> Array:
-    """Return an array; one over a `Pending` storage will become real with it."""
+    """Return the array itself; if its storage is `Pending`, register it to become real with the storage."""
     storage: Any = x.storage
     if storage.__class__ is Pending and x.__class__ is Array:
         if storage.real is None:
@@ -157,7 +157,7 @@ class Trace:
         return fake(self._add(registry["fill"], (), attrs, (like,))[0])
 
     def keep(self, x: Array, is_shared: bool) -> Array:
-        """Return an array that the function makes from numbers; `is_shared` if numpy arrays share its memory."""
+        """Return an array that the function created from numbers; `is_shared` if numpy arrays share its memory."""
         if current_tracer() is not self:
             return x
         self.constants[id(x)] = x
@@ -273,7 +273,7 @@ class Trace:
 
 @contextmanager
 def active(tracer: Any) -> Iterator[None]:
-    """Let a trace record the ops of this thread, and make its arrays, inside the block."""
+    """Inside the block, let a tracer record the ops of this thread and create its arrays."""
     thread = get_ident()
     outer = arrays.makers.get(thread)
     arrays.makers[thread] = tracer

@@ -958,7 +958,7 @@ class Methods:
     def signbit(self, *, out: Tensor | None = None) -> Tensor:
         """Return whether the sign is negative; also for -0."""
     def silu(self, *, out: Tensor | None = None) -> Tensor:
-        """x·σ(x), with the bits of SwiGLU."""
+        """x·σ(x), with the same bits as in SwiGLU."""
     def sin(self, *, out: Tensor | None = None) -> Tensor:
         """The sine."""
     def sin_(self) -> Self:

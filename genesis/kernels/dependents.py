@@ -20,7 +20,7 @@ from genesis.array import Array
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 
-FEW_ROWS = 512  # the most rows of a generation step, whose kernels are so short that they should overlap
+FEW_ROWS = 512  # rows up to which a step's kernels are so short that they should overlap
 
 
 def can_overlap(x: Array) -> bool:

@@ -102,7 +102,7 @@ def collapse(shape: Shape, *strides: Shape) -> tuple[Shape, ...]:
 
 
 def in_order(sizes: Shape, strides: Shape) -> Shape:
-    """Return (1,) for the strides of a contiguous array, whose offsets then are the linear indices themselves."""
+    """Return `strides`, or (1,) for a contiguous array, whose offsets are the linear indices themselves."""
     return (1,) if strides == contiguous_strides(sizes) else strides
 
 
@@ -123,7 +123,7 @@ def as_matrix(x: Array) -> Array:
 def offsets(i, sizes, strides):
     """Return the offsets of the elements with linear (row-major) indices i, in the shape of i.
 
-    A single stride is between neighbours in this order, see `in_order`.
+    A single stride is the distance between neighbours in this order; see `in_order`.
     """
     LAST: tl.constexpr = len(strides) - 1
     o = i * 0

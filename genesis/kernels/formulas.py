@@ -1,9 +1,9 @@
-"""Functions of tiles under `triton.jit`, written from the formulas of op records (`genesis.ops.formula`).
+"""Generates `triton.jit` functions of tiles from the formulas of op records (`genesis.ops.formula`).
 
 An op's function exists in up to four forms, which are attributes of this module: `silu_exact`, `silu_fast`, … Compiling
 processes import them by these names. The exact form rounds each step like numpy. "quick" divides with an error of two
-ulps. "fast" is for results of 2 bytes, which keep 8 or 11 bits: exponentials, tanh and powers of 15 bits or more, since
-the exact ones take longer than the memory traffic. "bools" is for results of type bool.
+ulps. "fast" is for results of 2 bytes, which keep 8 or 11 bits: its exponentials, tanh and powers have 15 bits or more;
+the exact ones would take longer than the memory traffic. "bools" is for results of type bool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from genesis.ops.formula import computed
 _ODD = "tl.where(tl.abs({0}) < 1e-30, {0}, libdevice.%s({0}))"  # libdevice flushes subnormal float32 numbers to 0
 _WHOLE = "%s({0}) if {0}.dtype.is_floating() else {0}"
 _EITHER = "{1}({{0}}, {{1}}) if {{0}}.dtype.is_floating() else {0}({{0}}, {{1}})"
-# The source of a step by numpy's name for it; other steps call the function of `maths` with that name.
+# numpy's name of a step -> its source. Steps that are not listed call the function of `maths` with that name.
 STEPS = {
     "add": "{} + {}", "subtract": "{} - {}", "multiply": "{} * {}", "square": "{0} * {0}",
     "absolute": "tl.abs({})", "negative": "{0} * -1.0 if {0}.dtype.is_floating() else 0 - {0}",
@@ -92,7 +92,7 @@ def _literal(value: Any) -> str:
 
 @functools.cache
 def tile_function(name: str, form: str = "exact") -> Any:
-    """Return a form of the function of tiles of an op. Raises AttributeError for an op without a formula."""
+    """Return an op's function of tiles in a form. Raises AttributeError for an op without a formula."""
     formula = getattr(registry.get(name), "formula", None)
     if formula is None or form not in FORMS:
         raise AttributeError(f"no formula gives {name}_{form}")

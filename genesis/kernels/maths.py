@@ -191,7 +191,7 @@ def float32_power(x, p):
 def fast_power(x, p):
     """Return x^p of float32 values: 2^(p·log2 |x|) in float32, with a relative error of 2^-16 at 2^±127."""
     size = tl.abs(x)
-    small = size < 1.1754943508222875e-38  # libdevice takes such numbers as 0
+    small = size < 1.1754943508222875e-38  # libdevice flushes such numbers to 0
     logarithm = log2(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0)
     return power_of_any(tl.exp2(p * logarithm), x, p)
 
@@ -295,7 +295,7 @@ def root(x):
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
-# --- Integers, with wrap-around; a division by 0 gives 0, because an error would have to wait for the GPU -------------
+# --- Integers wrap around; division by 0 gives 0, because raising an error would require waiting for the GPU ----------
 
 
 @triton.jit
@@ -368,12 +368,12 @@ if is_interpreted():
     fmod, divide, root = in_numpy(np.fmod), in_numpy(np.divide), in_numpy(np.sqrt)
 
 
-# --- Sums without an order --------------------------------------------------------------------------------------------
+# --- Sums whose bits do not depend on the order -----------------------------------------------------------------------
 
 
 @triton.jit
 def size_bits(x):
-    """Return the bits of |x| of float32, which order like |x|, with infinity and then NaN last."""
+    """Return the bits of |x| for float32 x. They order like |x|, with infinity and then NaN last."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 

@@ -178,7 +178,7 @@ _mode = threading.local()
 
 @contextmanager
 def adapters_off() -> Iterator[None]:
-    """Let all adapters of this thread compute their base x·Wᵀ + b inside the block.
+    """Inside the block, all adapted layers of this thread compute only their base, x·Wᵀ + b.
 
     A fresh adapter, with B = 0, gives the same bits outside the block.
     """
@@ -192,7 +192,7 @@ def adapters_off() -> Iterator[None]:
 def low_rank_pairs(layers: Sequence[Module]) -> LowRankPairs:
     """Return the low-rank pairs of the adapters among `layers` on one input. Adapters in training share one dropout."""
     adapters = [layer if isinstance(layer, LoRALinear) else None for layer in layers]
-    if getattr(_mode, "is_off", False):  # the same kernels as with adapters, so that results have the same bits
+    if getattr(_mode, "is_off", False):  # runs the same kernels as with adapters, so that results have the same bits
         return LowRankPairs([None if a is None else (a.lora_A.weight, a.lora_B.weight, 0.0) for a in adapters])
     pairs = [None if a is None else (a.lora_A.weight, a.lora_B.weight, a.scaling) for a in adapters]
     dora = [a._dora_inputs() if a is not None and a.lora_magnitude_vector is not None else None for a in adapters]

@@ -338,9 +338,9 @@ def linear_distillation(
         input, linear_weight: the student's hidden states `[…, H]` and output head `[V, H]`.
         teacher_input, teacher_weight: the teacher's, `[…, H']` and `[V', H']`, of the same dtype. Tokens beyond the
             smaller vocabulary are left out.
-        target: integer labels `[…]`, which decide what counts.
+        target: integer labels `[…]`; positions with `ignore_index` do not count.
         beta: weight of the teacher in the mixture, 0 to 1.
-        temperature: number above 0 by which both logits are divided.
+        temperature: number above 0; divides the logits of student and teacher.
         ignore_index, shift: as for `linear_cross_entropy`.
 
     Raises:

@@ -72,7 +72,7 @@ def quantized_linear(
     are gate and up, and the result is silu(gate)·up. Layers that are not neighbours in memory are copied.
     """
     if mode.exact:
-        raise UsageError("genesis.exact excludes 8-bit weights", next="load the model with bfloat16 weights")
+        raise UsageError("genesis.exact does not support 8-bit weights", next="load the model with bfloat16 weights")
     codes, scale = (_concatenated([getattr(each, name) for each in layers]) for name in ("codes", "scale"))
     bias = None if layers[0].bias is None else _concatenated([each.bias for each in layers])
     is_in_place = codes.array.storage is layers[0].codes.array.storage  # a copy is written right before its use

@@ -83,7 +83,7 @@ def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) 
 
 
 def silu_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """x·σ(x), with the bits of SwiGLU."""
+    """x·σ(x), with the same bits as in SwiGLU."""
     return np.multiply(np.reciprocal(np.exp(-x) + 1), x, out=out)
 
 

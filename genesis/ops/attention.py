@@ -30,7 +30,7 @@ from genesis.ops.rope import rope
 from genesis.ops.shape import cat, permute, reshaped
 
 BLOCK_QUERIES = 64  # small enough to skip many masked keys, large enough for efficient calls
-KEY_BLOCK = 64  # keys of a block inside `genesis.exact`, counted from the start of a document
+KEY_BLOCK = 64  # keys per block inside `genesis.exact`, counted from a document's start
 SAFE_SCORE = 40.0  # no maximum is subtracted from scores within ±40: e^±40 and their sums fit easily into float32
 
 

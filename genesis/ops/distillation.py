@@ -36,9 +36,9 @@ def _infer(
     _check_head(name, x, weight, labels)
     _check_head(name, teacher_x, teacher_weight, labels)
     if teacher_x.dtype is not x.dtype:
-        raise DTypeError(f"{name} takes one float type, got {x.dtype} and {teacher_x.dtype} of the teacher")
+        raise DTypeError(f"{name} takes one float type, got {x.dtype} and {teacher_x.dtype} (teacher)")
     if teacher_x.shape[0] != x.shape[0]:
-        raise ShapeError(f"{name} takes as many rows of the teacher, got {x.shape[0]} and {teacher_x.shape[0]}")
+        raise ShapeError(f"{name} takes equally many rows, got {x.shape[0]} and {teacher_x.shape[0]} (teacher)")
     if isinstance(divisor, Array) and divisor.ndim:
         raise ShapeError(f"{name}: the divisor has shape {divisor.shape} but must be one number")
     if not 0 <= beta <= 1:
@@ -150,7 +150,7 @@ def linear_distillation(
 
 
 def _rows(s: np.ndarray, t: np.ndarray, labels: np.ndarray, beta: float, temperature: float) -> np.ndarray:
-    """Return divergence and figures of some rows `[4, rows]`; the logits `s` become T times their gradient."""
+    """Return divergence and figures of rows, `[4, rows]`; overwrite the logits `s` with T times their gradient."""
     found = np.zeros((1 + FIGURES, len(labels)))
 
     def block(start: int, stop: int) -> None:

@@ -1,8 +1,8 @@
-"""Formulas: numpy functions of elements, stated once in an op's record and computed in more ways than one.
+"""Formulas: elementwise numpy functions, stated once in an op's record and computed in several ways.
 
 A formula consists of operators, numpy's ufuncs, `np.where`, `astype` and the functions marked `elementary`. numpy runs
-it on the CPU. `computed` runs it on other operands, with a function that is given the name of each step: to write a
-kernel's source (`genesis.kernels.formulas`), or to run ops on arrays, which a second backward pass differentiates.
+it on the CPU. `computed` runs it on other operands and passes the name of each step to a function, which writes a
+kernel's source (`genesis.kernels.formulas`) or runs ops on arrays, which a second backward pass differentiates.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def elementary(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def computed(formula: Callable[..., Any], apply: Apply, *operands: Any) -> Any:
-    """Return the result of a formula, or its tuple of results, with the steps that `apply` computes."""
+    """Return a formula's result, or its tuple of results; `apply` computes each step."""
     result = formula(*(Traced(x, apply) for x in operands))
     return tuple([each.value for each in result]) if isinstance(result, tuple) else result.value
 

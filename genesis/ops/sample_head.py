@@ -1,4 +1,4 @@
-"""Drawing tokens from hidden states: the head's matmul and the draw in one op, which stores no logits.
+"""Draws tokens from hidden states: one op computes the head's matmul and the draw, and stores no logits.
 
 Tokens are drawn from float32 logits, in the distribution whose log-probability is returned. Classes are summed in
 blocks, as in the losses of the head, so the log-probability has the bits that `linear_token_log_probs` gives under
@@ -39,7 +39,7 @@ def _infer(hidden: Array, weight: Array, keys: Array, settings: Array) -> tuple[
 
 
 def unit_of(vocabulary: int) -> float:
-    """Return the weight of a class as likely as the likeliest one: the weights of all classes add up to below 2^62."""
+    """Return the integer weight of the likeliest class, so that the weights of all classes sum to less than 2^62."""
     return float(2 ** min(44, 61 - (vocabulary - 1).bit_length()))
 
 
@@ -50,7 +50,7 @@ def sample_head(
     """Draw a token of each row from softmax(hidden·weightᵀ / temperature), and return its log-probability in float32.
 
     The draw inverts the cumulative distribution in the order of the ids: first over blocks of 128 classes, then in the
-    block. At temperature 0 it takes the likeliest token, and the log-probability is that at temperature 1. A row whose
+    block. At temperature 0 it takes the likeliest token, and the log-probability is taken at temperature 1. A row whose
     largest logit is not finite returns -1 and NaN.
 
     Args:

@@ -257,5 +257,5 @@ def test_a_single_row_of_any_stride_has_the_bits_of_others(model: Any, expected:
 
 
 def test_a_compiled_function_is_refused() -> None:
-    with genesis.exact(), pytest.raises(UsageError, match="fused sums have no stated order"):
+    with genesis.exact(), pytest.raises(UsageError, match="fused sums have no documented order"):
         genesis.compile(lambda x: (x * 2).sum())(genesis.ones(3))

@@ -62,7 +62,7 @@ def launch(kernel: Any, grid: int | tuple[int, ...], *args: Any, cluster: int = 
 
 
 def memory_of(args: Sequence[Any]) -> list[Any]:
-    """Return the arrays and descriptors among a kernel's arguments and in their tuples."""
+    """Return the arrays and descriptors among a kernel's arguments, also inside tuples."""
     values = [x for a in args for x in (a if isinstance(a, tuple) else (a,))]
     return [x for x in values if is_array(x) or is_descriptor(x)]
 

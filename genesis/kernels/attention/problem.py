@@ -113,8 +113,8 @@ class AttentionTile(NamedTuple):
     registers: int = 0  # the most registers per thread, so that more programs share an SM; 0 for no limit
 
 
-# Forward inside `genesis.exact`: key blocks of one size, and 16 queries per warp, so that the four lanes of a quad hold
-# a row of weights and `tl.sum` adds it in the same order as one warp does for 16 queries.
+# Forward tile inside `genesis.exact`: one size of key blocks, and 16 queries per warp. The four lanes of a quad then
+# hold a row of weights, and `tl.sum` adds it in the same order as in a generation step, where one warp has 16 queries.
 EXACT_SIZES = {"queries": 64, "keys": KEY_BLOCK, "warps": 4}
 
 # By kind of type and padded head dimension: forward, dQ, dK/dV. "tma" applies to 2-byte types that Hopper loads by TMA.

@@ -1,7 +1,7 @@
 """dQ and dK/dV kernels of attention for Hopper, with overlapped wgmmas: heads of 33 to 128 of a 2-byte type.
 
 Plain reference: genesis/ops/attention.py: `attention_backward`. flash.py describes the kernels and computes all other
-cases. There Triton waits for each score matrix at once. These kernels wait as late as possible: exponentials are
+cases. In those, Triton waits for each score matrix at once. These kernels wait as late as possible: exponentials are
 computed while dP's wgmma runs, and the wgmmas that add to dQ, or to dK and dV, overlap the next block's scores. Loads
 are issued by TMA a block ahead or more. No branch is taken while a result that it touches is in flight, because ptxas
 would then serialize all wgmmas (`tests/kernels/waits.py` checks for that).
@@ -166,7 +166,7 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
-    # Masks read the columns' numbers from here, so that they take no registers in the loop.
+    # Masks read the column indices from shared memory, so that they take no registers in the loop.
     s_column = gl.allocate_shared_memory(gl.int32, [BN], COUNT)
     s_column.store(gl.arange(0, BN, gl.SliceLayout(0, S)))
     # The last queries, which see the most keys, run first.

@@ -1,12 +1,12 @@
-"""Attention of a generation step with the sums of the training kernel: one program a sequence and key head.
+"""Attention of a generation step that adds in the order of the training kernel, one program per sequence and key head.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`. attention_step.py launches this kernel.
 
-The keys of a sequence pass in blocks of 64 from its first position, in one online softmax, in ascending order. Each
-block has the operations of `attention_fwd` (genesis/kernels/attention/flash.py), and one warp has the 16 rows of a
-tensor-core tile, so four lanes add the weights of a row in either kernel. Therefore the output has the bits that a
-pass over the whole sequence gives (docs/decisions/0014-exact.md), and depends neither on the other sequences nor on how
-long they are. Keys are not divided among programs, so a long context of a single sequence takes long.
+One online softmax processes the keys of a sequence in ascending blocks of 64 from its first position. Each block has
+the operations of `attention_fwd` (genesis/kernels/attention/flash.py), and one warp has the 16 rows of a tensor-core
+tile, so four lanes add the weights of a row in either kernel. The output is therefore bit-identical to the output of a
+pass over the whole sequence (docs/decisions/0014-exact.md), and does not depend on other sequences or their lengths.
+Keys are not divided among programs, so a single sequence with a long context is slow.
 
 Tiles: BM query heads of a group, BN keys, BD columns of a head; BM and BD are padded.
 """
@@ -36,7 +36,7 @@ def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p
     `attention_step_kernel` documents the other arguments.
 
     Args:
-        LAUNCH: whether kernels overlap, and whether overlapping kernels write nothing but qkv.
+        LAUNCH: whether kernels overlap, and whether overlapping kernels write only qkv.
         EXACT: normalise and rotate the token's heads as training does under `genesis.exact`.
     """
     KEY_HEADS: tl.constexpr = HEADS[0]

@@ -1,4 +1,4 @@
-"""The heads of a generation step's token: how they are loaded, normalised and rotated.
+"""Loads, normalises and rotates the heads of a generation step's token.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`. attention_step.py and attention_step_blocks.py use it.
 
@@ -29,7 +29,7 @@ def loaded(p_x, m_x, TYPE: tl.constexpr):
 
 @triton.jit
 def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD: tl.constexpr):
-    """Load heads of a token [heads, BD]. Return them twice; with PAIRS the second tile has their halves exchanged."""
+    """Load heads of a token. Return two tiles [heads, BD]; with PAIRS the second has their halves exchanged."""
     o_d = tl.arange(0, BD)  # [BD]
     m_x, p_x = m_head[:, None] & (o_d < SIZE)[None, :], p_x + o_head[:, None] * SIZE  # [heads, BD], [heads, 1]
     b_x = tl.load(p_x + o_d[None, :], mask=m_x, other=0)  # [heads, BD]
@@ -41,7 +41,7 @@ def load_heads(p_x, o_head, m_head, PAIRS: tl.constexpr, SIZE: tl.constexpr, BD:
 
 @triton.jit
 def load_token(p_qkv, i_row, i_head, HEADS: tl.constexpr, ROTATES: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """Load a token's queries [BM, BD] of a group, with their pairs, its key [1, BD], with its pair, and its value."""
+    """Load a token's queries of a group [BM, BD] and its key [1, BD], each with its pairs, and its value [1, BD]."""
     KEY_HEADS: tl.constexpr = HEADS[0]
     GROUP: tl.constexpr = HEADS[1]
     SIZE: tl.constexpr = HEADS[2]

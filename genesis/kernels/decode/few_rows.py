@@ -174,7 +174,7 @@ def _balanced(k: int, step: int, most: int) -> int:
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
     """Return whether these kernels support x·Wᵀ: few rows, floats of at most 4 bytes, contiguous rows in all weights.
     Ops that are recorded for a backward pass use the training kernels, so training results keep their bits. These
-    kernels sum along K in several chains, which `genesis.exact` excludes.
+    kernels add along K in several chains, so `genesis.exact` does not use them.
     """
     return (
         not (mode.grad or mode.exact)

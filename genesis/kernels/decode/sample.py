@@ -444,7 +444,7 @@ def sample_on_device(
 # --- The update of rows after a draw ----------------------------------------------------------------------------------
 
 
-ROWS = 512  # the most rows that the program updates at a time
+ROWS = 512  # rows that the program updates at a time
 
 
 @triton.jit

@@ -1,13 +1,13 @@
-"""The head of a generation step, and the draw from its float32 logits, which never reach memory.
+"""The head of a generation step: computes float32 logits and draws from them without storing them.
 
 Plain reference: genesis/ops/sample_head.py: `sample_head`.
 
 The first kernel multiplies a tile of rows by a block of 128 classes and stores only the block's maximum and sum of
-exponentials for each row. The second kernel has one program a row. It draws a block in proportion to the sums, computes
-the logits of that block again, with the same chain along the width and thus the same bits, and draws one of its
-classes. For 64 rows that reads 8 % of the weight again, where logits in float32 would be written and read three times.
+exponentials for each row. The second kernel has one program per row. It draws a block in proportion to the sums,
+recomputes the logits of that block with the same chain of additions and thus the same bits, and draws one of its
+classes. For 64 rows this reads 8 % of the weight again; stored logits would be written once and read three times.
 
-Weights of classes are integers, which any order adds to the same sum.
+Weights of classes are integers, so their sum does not depend on the order.
 
 Tiles: BM rows, BN classes, BK elements along the width; TILES blocks of classes.
 """
@@ -69,7 +69,7 @@ def head_blocks_kernel(p_max, p_sum, d_x, d_w, p_settings, m, n, settings_stride
 def block_logits(p_x, p_w, o_n, n, stride, K: tl.constexpr, DOT: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """Return the logits [BN] of a row x, with the bits that a tile of rows gives."""
     o_row, o_k = tl.arange(0, 16), tl.arange(0, BK)  # [16], [BK]
-    b_acc = tl.zeros((16, BN), tl.float32)  # [16, BN], in whose first row the logits are
+    b_acc = tl.zeros((16, BN), tl.float32)  # [16, BN]; the first row holds the logits
     for i_k in range(0, K, BK):
         m_k = i_k + o_k < K  # [BK]
         b_x = tl.load(
@@ -89,7 +89,7 @@ def weights_of(b_x, UNIT: tl.constexpr):
 
 @triton.jit
 def drawn_place(b_height, share):
-    """Return the first place whose cumulated weight exceeds a share of the total; that share; the weight before it."""
+    """Return the first index whose cumulative weight exceeds `share` of the total, that target, the weight before."""
     total = tl.max(b_height, 0)
     target = tl.minimum(converted(share * converted(total, tl.float64), tl.int64), total - 1)
     place = tl.sum((b_height <= target).to(tl.int32), 0)
@@ -143,7 +143,7 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     if not rows:
         return
     if backend_of(hidden.device).driver.properties.capability < (9, 0):
-        raise DeviceError("sample_head needs a GPU of compute capability 9", next="draw with sample from logits")
+        raise DeviceError("sample_head needs compute capability 9.0 or higher", next="use the op sample on logits")
     if k * hidden.dtype.itemsize % 16:
         what = f"sample_head: rows of {k} values in {hidden.dtype}; the CUDA kernel needs multiples of 16 bytes"
         raise ShapeError(what, next="use a multiple of 8 values")
@@ -153,7 +153,7 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     bm, bk, kind = 64 if rows <= 64 else 128, 64 if hidden.dtype.itemsize == 2 else 32, hidden.dtype
     kind = float32 if is_interpreted() and kind is bfloat16 else kind
     common = {"K": k, "DOT": TRITON[kind.name], "OVERLAP": can_overlap(hidden), "BN": BLOCK, "BK": bk}
-    launch(  # a warp has 16 rows, whose statistics four lanes add
+    launch(  # a warp has 16 rows; four lanes add a row's statistics
         head_blocks_kernel, triton.cdiv(rows, bm) * blocks, *statistics,
         Descriptor(hidden, hidden.shape, hidden.strides, (bm, bk)),
         Descriptor(weight, weight.shape, weight.strides, (BLOCK, bk)), settings, rows, classes, settings.strides[0],

@@ -2,16 +2,16 @@
 
 Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; genesis/ops/swiglu.py: `swiglu_packed`.
 
-With 33 to 512 rows a matmul takes two to ten microseconds: the weight is still read at the memory's speed, but x no
-longer fits into the registers of every program, as few_rows.py needs. A program computes one tile of the result over
-all of K, so nothing is combined afterwards, and lets the next kernel start before its epilogue. `gemm/gemm.py` is for
-more rows and for everything else.
+With 33 to 512 rows a matmul takes 2 to 10 us: reading the weight is still limited by memory bandwidth, but x no longer
+fits into the registers of every program, as few_rows.py requires. A program computes one tile of the result over
+all of K, so nothing is combined afterwards, and lets the next kernel start before its epilogue. `gemm/gemm.py` computes
+all other matmuls.
 
-Letting the next kernel start at once, to prefetch its rows of W to L2, made gate and up of 64 rows slower: 9.3 us (7.4
-without). Programs that wait hold shared memory, which those that run lack.
+If the next kernel starts at once to prefetch its rows of W to L2, gate and up of 64 rows take 9.3 us (7.4 without),
+because waiting programs hold shared memory that running ones need.
 
 Each result is one chain of float32 additions along K, in ascending steps of 16, and is rounded before the residual is
-added. So a row has the same bits whatever the other rows and the tile, and under `genesis.exact` fewer rows run here,
+added. So the bits of a row do not depend on other rows or on the tile. Under `genesis.exact`, 1 to 32 rows run here,
 too.
 
 Tiles: BM rows of x, BN rows of W (of gate and of up with SwiGLU), in steps of BK.
@@ -38,10 +38,10 @@ from genesis.kernels.elements import TRITON, as_matrix, converted
 from genesis.kernels.gemm.gated import halves, swiglu
 from genesis.ops.shape import columns, contiguous
 
-WIDE_ROWS = 512  # the most rows
-SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # bytes of stages for K up to SHORT, two programs per SM; above
-STAGES = 8  # the most stages
-FILL = 1.2  # the most programs per SM, unless even the largest tile has more
+WIDE_ROWS = 512  # largest number of rows
+SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # SHARED bytes of stages (2 programs per SM) for K up to SHORT
+STAGES = 8  # largest number of stages
+FILL = 1.2  # limit of programs per SM, unless even the largest tile exceeds it
 
 
 class WideTile(NamedTuple):
@@ -128,7 +128,7 @@ def is_for_wide_rows(x: Array, *weights: Array) -> bool:
 def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
-    A long sum is a chain of latencies; it takes long steps and all of an SM's shared memory, if each program has an SM.
+    A long sum is bound by latency: it takes long steps and, if each program has its own SM, all of the shared memory.
     """
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     fits = [size for size in sizes if triton.cdiv(m, size[0]) * triton.cdiv(n, size[1]) <= FILL * sm_count]

@@ -18,8 +18,8 @@ from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
 from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
 
 MAX_COLUMNS = 2  # the most columns if A is K-major; otherwise 1, because all lanes then load the same element of B
-MAX_EXACT_COLUMNS = 8  # the same for float32 without tensor cores, whose tiles in shared memory would mostly be empty
-FEW_ELEMENTS = 1 << 20  # elements of an operand A for which reading B by each warp costs little: twice the columns
+MAX_EXACT_COLUMNS = 8  # the limit for float32 without tensor cores, where tiles in shared memory would be mostly empty
+FEW_ELEMENTS = 1 << 20  # below this many elements of A, twice as many columns are worth reading B in each warp
 ELEMENTS = 2048  # elements of A per tile, 16 per thread
 PROGRAMS_PER_SM = 4
 MIN_STEPS = 4  # the fewest steps along k per part

@@ -74,9 +74,9 @@ from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
-THIN, MIN_WIDTH, MIN_TERMS = 32, 512, 2048  # the most rows, the fewest columns and terms for `_launch_thin`
+THIN, MIN_WIDTH, MIN_TERMS = 32, 512, 2048  # `_launch_thin`: largest number of rows, fewest columns and terms
 MIN_SUM = 64  # the fewest terms for `_launch_few_columns`
-PART_TILE = 1024  # elements of a tile of `gemm_reduce_splits`
+PART_TILE = 1024  # elements per tile of `gemm_reduce_splits`
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 

@@ -97,7 +97,7 @@ def _adapted(
     make_u(u, x, operands, low_rank)
     if mode.exact:
         if fp8 or operands.factors is not None or low_rank.dropout is not None:
-            what = "genesis.exact: an adapter has DoRA's factors or dropout, or multiplies 8-bit floats"
+            what = "genesis.exact does not support adapters with DoRA, dropout or 8-bit floats"
             raise UsageError(what, next="merge the adapter, switch dropout off, or compute outside genesis.exact")
         if y.size:
             chain_product(y, x, weights, u, operands, low_rank, biases, residual)

@@ -1,7 +1,7 @@
 """Low-rank pairs on CUDA: products with low-rank terms, composed of GEMMs of linalg.py, and kernels for DoRA's factors.
 
 Plain reference: genesis/ops/low_rank.py. Only `low_rank_product` and, inside
-`genesis.exact`, `chain_product` combine x·Wᵀ with u·Bᵀ.
+`genesis.exact`, `chain_product` add x·Wᵀ and u·Bᵀ.
 
 Shapes: x [m, k], W [n, k], A [r, k], B [n, r], u = x·Aᵀ. Each kernel's docstring names its tile.
 """
@@ -99,7 +99,7 @@ def chain_product(
     out: Array, x: Array, weights: Sequence[Array], u: Array, operands: Operands, low_rank: LowRank,
     biases: Sequence[Array], residual: Array | None,
 ) -> None:  # fmt: skip
-    """Write out = [x | u]·[W | B]ᵀ + bias + residual with one chain per result: first the terms of W, then u·B."""
+    """Compute out = [x | u]·[W | B]ᵀ + bias + residual with one chain per result: first the terms of W, then u·B."""
     y, added, first = as_matrix(out), None if residual is None else as_matrix(residual), 0
     for i, (left, right) in enumerate(chain_operands(as_matrix(x), weights, as_matrix(u), operands, low_rank)):
         last = first + right.shape[0]
@@ -115,7 +115,7 @@ def chain_operands(
 ) -> Iterator[tuple[Array, Array]]:
     """Yield [x | u] and [W | B] for each weight, with zeros where a row of W has no pair.
 
-    Each pair has its own columns, rounded up to whole steps, so its terms meet no other pair's in a step.
+    Each pair has its own columns, padded to whole steps, so an MMA step never mixes the terms of two pairs.
     """
     terms, starts, first = terms_of(u, operands, low_rank), [_whole(x.shape[1])], 0
     for term in terms:

@@ -92,7 +92,7 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 def _tile(bm: int, bn: int, bk: int, warps: int, stages: int, programs: int = 0, *, by_tma: bool) -> GemmTile:
-    """Return a candidate. Without TMA and `programs`, an SM has as many programs as its registers allow."""
+    """Return a candidate. If `programs` is 0, an SM runs one program by TMA, else as many as its registers allow."""
     programs = programs or (1 if by_tma else max(1, min(8, (1 << 16) // (bm * bn + 60 * 32 * warps))))
     return GemmTile(bm, bn, bk, warps, stages, ctas_per_sm=programs, by_tma=by_tma)
 
@@ -118,8 +118,8 @@ L2_BYTES = 16.4e6  # through L2 to all SMs
 DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
 UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
-SECTORS = 2.2  # the same where threads copy, whatever the alignment
-THREAD_LATENCY, THREAD_BYTES = 0.86, 60e3  # as `LATENCY` and `SM_BYTES`, where threads copy
+SECTORS = 2.2  # the same factor for copies by threads, whatever the alignment
+THREAD_LATENCY, THREAD_BYTES = 0.86, 60e3  # like `LATENCY` and `SM_BYTES`, for copies by threads
 REDUCE, PART_BYTES = 2.0, 4e6  # the kernel that adds parts; storing and adding them
 COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
@@ -245,7 +245,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     per_sm, sizes = t.ctas_per_sm, (p.m * p.k, p.k * p.n)
     a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
     cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
-    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # TMA takes as long for rows out of bounds as for others
+    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # TMA takes as long for rows that are out of bounds
     if p.kind == "float32":
         latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
     elif p.has_tma and not t.by_tma:

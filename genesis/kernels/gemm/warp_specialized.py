@@ -468,7 +468,7 @@ class WsTile(NamedTuple):
 WIDE_TILE = WsTile(128, 256, 3, 4, 168)
 NARROW_TILE = WsTile(128, 128, 5, 4, 168)  # for promoted sums, which need twice the registers
 SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # for main loops that are shorter than an epilogue with four warps
-SHORT_TERMS = 640  # the most terms of a 2-byte sum for which that holds
+SHORT_TERMS = 640  # largest K of 2-byte operands for which that holds
 
 
 def _tile_of(x: Array, form: gl.constexpr) -> WsTile:

@@ -2,10 +2,10 @@
 
 Reference: `np.argsort(keys, axis=-1, kind="stable")`; `genesis/ops/sort.py` and randperm use it.
 
-Digits of 8 bits are ordered, lowest first. Each pass computes keys from values, so only values and positions move. One
-program sorts a line of up to 8,192 elements. For longer lines, a kernel counts the digits of all passes, and each pass
-then reads and writes the line once. If only few elements are wanted, tiles of a long line are sorted first, and then
-the elements that they keep.
+Passes sort by digits of 8 bits, lowest first. Each pass recomputes keys from values, so only values and positions move.
+One program sorts a line of up to 8,192 elements. For longer lines, a kernel counts the digits of all passes, and each
+pass then reads and writes the line once. If only few elements are wanted, tiles of a long line are sorted first, and
+then the elements that they keep.
 
 Tiles: T elements of a line (W warps).
 """

@@ -31,7 +31,7 @@ from genesis.ops.linalg import transposed
 
 @triton.jit
 def rescaled(top, x):
-    """Return the new maximum and the factor of sums relative to the old one; infinite maxima give no NaN."""
+    """Return the new maximum, the base of exponents (0 for -inf, so no NaN), and the factor that rescales sums."""
     higher = tl.maximum(top, tl.max(x, 0))
     base = tl.where(higher == -float("inf"), 0.0, higher)
     return higher, base, tl.exp(top - base)
@@ -56,7 +56,7 @@ def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows,
 
     Args:
         KIND: 0 forward KL, 1 reverse KL, 2 Jensen-Shannon.
-        SCALED: the temperature is not 1, so the figures need their own normalizers.
+        SCALED: whether the temperature is not 1; the figures then need their own normalizers.
     """
     i_local = tl.program_id(0).to(tl.int64)
     i_row = i_local + first
@@ -88,7 +88,7 @@ def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows,
     total_s, total_t = tl.sum(sums_s, 0), tl.sum(sums_t, 0)
     log_s, log_t = tl.log(total_s), tl.log(total_t)
     lse_s, lse_t = top_s + log_s, top_t + log_t
-    # The divergence; `of_student` is Σ p·a of the gradient.
+    # The divergence; `of_student` is the Σ p·a that the gradient subtracts.
     if KIND == 0:
         of_student = tl.zeros((), WORK)
         loss = tl.sum(cross, 0) / total_t - lse_t + lse_s

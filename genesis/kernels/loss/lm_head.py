@@ -22,9 +22,9 @@ launched, because the host never reads the flags. Rows without a valid label hav
 float16 has too few exponents for this method: S for a loss of 12, and 1 / S, are out of its range. For that type
 `loss.py` computes logits in float32.
 
-Inside `genesis.exact` the loss has one order of sums, which a sampler can follow before it knows a label. A tile's
+Inside `genesis.exact` the loss is summed in one order, which a sampler can follow before it knows a label. A tile's
 statistics are relative to its own maximum (`tile_statistics`), `row_lse` combines them, and `log_prob` gives the loss.
-The label's logit is then the accumulator's, which the tile that holds it stores. The gradients keep the reference c.
+The label's logit is then an element of the accumulator, stored by its tile. The gradients keep the reference c.
 
 Tiles: BM rows x BN classes, BK elements along the width; one row in steps of BLOCK tiles or WIDTH elements.
 """
@@ -115,8 +115,8 @@ def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w
 
 @triton.jit
 def tile_statistics(b_x, scale):
-    """Return, of a tile of logits [BM, 128] in the accumulator's layout with 16 rows per warp: each row's maximum [BM],
-    b_e = 2^((x - maximum)·scale) [BM, 128], and the sums of b_e [BM].
+    """Return each row's maximum [BM], b_e = 2^((x - maximum)·scale) [BM, 128], and the sums of b_e [BM], for a tile of
+    logits [BM, 128] in the accumulator's layout with 16 rows per warp.
     """
     b_top = tl.max(b_x, 1)  # [BM]
     b_e = tl.exp2((b_x - b_top[:, None]) * scale)  # [BM, 128]
@@ -128,8 +128,8 @@ UNIT = tl.constexpr(2.0**40)  # a row's sum is at least 1, and at most 128 per t
 
 @triton.jit
 def row_lse(p_maxima, p_sums, i_own, tiles, scale, BLOCK: tl.constexpr):
-    """Return over the tiles of a row: the maximum M, S = Σ sum·2^((maximum - M)·scale), and the part of S of all tiles
-    but i_own. S is added in integers, so in no order.
+    """Return the maximum M over the tiles of a row, S = Σ sum·2^((maximum - M)·scale), and the part of S from all tiles
+    except i_own. S is added in integers, so its bits do not depend on the order.
     """
     maxima = tl.full((BLOCK,), -float("inf"), tl.float32)  # [BLOCK]
     for start in range(0, tiles, BLOCK):

@@ -45,7 +45,7 @@ def rsqrt(mean, eps):
 
 @triton.jit
 def row_sum(x, EXACT: tl.constexpr):
-    """Return the sums of the rows of a tile; with EXACT they do not depend on the tile."""
+    """Return the sums of the rows of a tile; with EXACT their bits do not depend on the tile."""
     if EXACT:
         return maths.order_free_sum(x, 1)
     else:

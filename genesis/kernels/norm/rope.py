@@ -30,8 +30,8 @@ TILE, HEADS = 1024, 3  # pairs of one head per program, 8 per thread; heads per 
 
 @triton.jit
 def rotated_pair(left, right, cos, sin):
-    """Return a rotated pair. All four products are rounded, because a fused multiply-add of one of them would make the
-    result depend on the compiler's choice.
+    """Return a rotated pair. All four products are rounded, because if one of them became part of a fused
+    multiply-add, the result would depend on the compiler's choice.
     """
     return (
         maths.rounded_product(left, cos) - maths.rounded_product(right, sin),
@@ -194,7 +194,7 @@ def copy_heads(p_y, p_x, lowest, end, i_batch, i_time, i_pair, m, half, so, sx, 
 
 @triton.jit
 def squares_of_pairs(first, second, EXACT: tl.constexpr):
-    """Return the sums of the squares of heads [ROWS]; with EXACT they do not depend on the tile."""
+    """Return the sums of the squares of heads [ROWS]; with EXACT their bits do not depend on the tile."""
     if EXACT:
         first, second = first * first, second * second
         top = tl.max(tl.maximum(maths.size_bits(first), maths.size_bits(second)), 1)  # [ROWS]

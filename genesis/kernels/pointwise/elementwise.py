@@ -1,11 +1,11 @@
-"""Elementwise ops: the kernels that compute a function of tiles, for operands of any layout.
+"""Elementwise ops: kernels that apply a function of tiles to operands of any layout.
 
 Reference: `genesis/ops/elementwise.py`, under the same names. The functions are written from the formulas of op records
 (`genesis.kernels.formulas`), so an op with a formula needs no code here.
 
 Dimensions are merged first. Operands with the same memory layout become one-dimensional and load as vectors. Others are
-read in tiles of rows and columns, broadcast ones in place, transposed ones along their own contiguous dimension. Python
-scalars are arguments, not constants, so that a new value does not recompile the kernel.
+read in tiles of rows and columns: broadcast operands in place, transposed ones along their own contiguous dimension.
+Python scalars are arguments, not constants, so that a new value does not recompile the kernel.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def elementwise(
     *before, columns = range(len(sizes))
     rows = next((d for d in before for s in merged if s[d] == 1 and s[columns] > 1), None)
     is_transposed = rows is not None and min(sizes[rows], sizes[columns]) >= 16
-    # Rows of other lengths than multiples of 16 do not load as vectors, but a contiguous array as a whole does.
+    # Rows whose length is not a multiple of 16 do not load as vectors, but a contiguous array as a whole does.
     if not is_transposed and (len(sizes) == 1 or sizes[columns] < 32 or sizes[columns] % 16):
         steps = [in_order(sizes, s) for s in (so, *strides)]
         launch(
@@ -202,10 +202,10 @@ def cube(x):
 
 
 class Expression(NamedTuple):
-    """What a kernel computes for an elementwise op with one type of results.
+    """The computation of an elementwise op for one type of results.
 
     Attributes:
-        operands: arrays or numbers, or what stands for arrays: values with a dtype and a shape.
+        operands: numbers, and arrays or graph values, which have a dtype and a shape.
         work: type of the computation.
         condition_type: type of the first operand.
     """
@@ -217,14 +217,14 @@ class Expression(NamedTuple):
 
 
 def expression(op: OpLike, dtype: DType, *operands: Any, is_several: bool = False) -> Expression:
-    """Return what is computed for an op with a formula.
+    """Return the computation of an op with a formula.
 
     Results of type bool, and several results, are computed in the common type of the operands. Squares and cubes, by
     far the most frequent powers, are products.
     """
     work = result_type(operands) if is_several or dtype is bool_ else dtype
     name, function, first = op.name, None, work_type(work)
-    # A fast division gives 0 for divisors above 2^126, which only a formula that divides by e^x + 1 may ignore.
+    # A fast division gives 0 for divisors above 2^126, which is correct only for formulas that divide by e^x + 1.
     is_fast = work_type(dtype) is not dtype and name not in ("div", "reciprocal", "rsqrt")
     form = "bools" if work is bool_ else "fast" if is_fast else "exact"
     if name == "where":
