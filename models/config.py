@@ -148,10 +148,11 @@ class ModelConfig:
         """
         if self.is_reward:
             return self
-        if self.model_type not in CLASSIFIERS:
+        name = CLASSIFIERS.get(self.model_type)
+        if name is None:
             what = f"a {self.model_type} model cannot become a reward model: transformers has no class for it"
             raise ModelError(what, next=f"use a model of type {', '.join(CLASSIFIERS)}")
-        own: dict[str, Any] = {"architectures": [CLASSIFIERS[self.model_type] + CLASSIFIER], "problem_type": None}
+        own: dict[str, Any] = {"architectures": [name + CLASSIFIER], "problem_type": None}
         labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
         # transformers takes the reward of the last token that is not padding.
         ends, pad = self.raw.get("eos_token_id"), self.raw.get("pad_token_id")
