@@ -158,6 +158,9 @@ def check_low_rank(
 
 def add_low_rank(z: np.ndarray, u: np.ndarray, x: np.ndarray, operands: Operands, low_rank: LowRank) -> None:
     """Compute u = s·dropout(x)·Aᵀ and z += u·Bᵀ; z and x have the same dtype, of 4 bytes or more."""
+    if not any(p.scale for p in low_rank.pairs):  # the adapters are off
+        u.fill(0)
+        return
     if low_rank.dropout is not None:
         dropped = np.empty_like(x)
         dropout.reference(dropped, x, operands.position, **low_rank.noise)

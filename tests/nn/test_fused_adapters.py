@@ -11,6 +11,7 @@ import pytest
 import genesis
 from genesis import nn
 from genesis.nn import fused
+from genesis.nn.lora import adapters_off
 from genesis.op import observe
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.states import pairs_together
@@ -191,3 +192,23 @@ def test_magnitudes_that_are_neighbours_get_their_gradients_in_one_pass() -> Non
         found.append([p.grad.numpy().copy() for p in magnitudes if p.grad is not None])
     assert len(found[0]) == 2
     np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("call", ["together", "packed", "summed"])
+def test_adapters_that_are_off_give_the_bits_of_fresh_ones_without_their_products(call: str, device: str) -> None:
+    """The reference of DPO: u is 0, so A, here NaN, is not multiplied."""
+    block = Block(("gate", "up", "down")).to(device=device, dtype="bfloat16")
+    adapters = [block.gate.lora_A, block.up.lora_A, block.down.lora_A]
+    x = genesis.randn(48, 32).to(device=device, dtype="bfloat16")
+    results = []
+    with genesis.no_grad():
+        for layer in (block.gate, block.up, block.down):
+            layer.lora_B.weight.fill_(0.0)
+        results.append(getattr(block, call)(x, False))
+        for each in adapters:
+            each.weight.fill_(float("nan"))
+        with adapters_off():
+            results.append(getattr(block, call)(x, False))
+    fresh, off = (each.to(device="cpu", dtype="float32").numpy() for each in results)
+    assert np.isfinite(off).all() and np.array_equal(fresh, off)

@@ -39,6 +39,7 @@ class Term(NamedTuple):
     stop: int
     u: Array  # `[..., r]`
     b: Array  # `[r, stop - start]`, or its transpose if the product's weight is transposed
+    is_zero: bool = False  # whether u is 0
 
 
 def low_rank_product(
@@ -60,8 +61,12 @@ def low_rank_product(
 
 def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accumulate: bool = True) -> None:
     """Add Σ u·b to out in the terms' columns, or overwrite them if `accumulate` is False."""
-    for start, stop, u, b in terms:
-        matmul_into(window(out, start, stop), u, b, transpose_b=transpose_b, accumulate=accumulate)
+    for term in terms:
+        part = window(out, term.start, term.stop)
+        if not term.is_zero:
+            matmul_into(part, term.u, term.b, transpose_b=transpose_b, accumulate=accumulate)
+        elif not accumulate:
+            fill(part, value=0, shape=part.shape, dtype=part.dtype)
 
 
 def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
@@ -70,16 +75,19 @@ def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
     if len(parts) < len(low_rank.pairs):
         parts = slices(parts[0], [p.stop - p.start for p in low_rank.pairs])
     ends = zip(low_rank.pairs, low_rank.ranks, parts, strict=True)
-    return [Term(p.start, p.stop, window(u, *columns), b) for p, columns, b in ends]
+    return [Term(p.start, p.stop, window(u, *columns), b, p.scale == 0) for p, columns, b in ends]
 
 
 def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
-    """Write u = s·dropout(x)·Aᵀ, with a single GEMM if all A are one operand with one scale."""
+    """Write u = s·dropout(x)·Aᵀ, with a single GEMM if all A are one operand with one scale; none if all s are 0."""
+    scales = {p.scale for p in low_rank.pairs}
+    if scales == {0.0}:
+        fill(u, value=0, shape=u.shape, dtype=u.dtype)
+        return
     if low_rank.dropout is not None:
         dropped = empty(x.shape, x.dtype, x.device)
         dropout(dropped, x, *operands.where, **low_rank.noise)
         x = dropped
-    scales = {p.scale for p in low_rank.pairs}
     if len(operands.a) == 1 and len(scales) == 1:
         matmul_into(u, x, operands.a[0], transpose_b=True, alpha=scales.pop())
         return
