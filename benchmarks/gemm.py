@@ -30,10 +30,15 @@ from benchmarks.results import columns, rows_table, write_report
 from genesis.array import Array, empty
 from genesis.backend import Device
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.compile import is_array
 from genesis.backend.cuda.dispatch import allow_tf32
-from genesis.backend.cuda.launch import KernelLaunch, compile_ahead, plain_launch, signature_of, watching_launches
-from genesis.backend.cuda.tma import is_descriptor
+from genesis.backend.cuda.launch import (
+    KernelLaunch,
+    compile_ahead,
+    memory_of,
+    plain_launch,
+    signature_of,
+    watching_launches,
+)
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE, GemmTile, Problem, ranked
@@ -286,7 +291,7 @@ def compile_all(products: Sequence[Matmul], calls: Callable[[Matmul], dict[str, 
     def prepare(backend: Any, kernel: Any, grid: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> KernelLaunch:
         future = compile_ahead(driver, kernel, signature_of(kernel, args, keywords))
         futures[id(future)] = future
-        count = sum(is_array(a) or is_descriptor(a) for a in args)
+        count = len(memory_of(args))
         return plain_launch(lambda stream: None, (ctypes.c_uint64 * max(count, 1))(), count)
 
     driver.prepare = prepare

@@ -126,12 +126,13 @@ def test_offsets_beyond_int32_are_wide(m: int, n: int, k: int, dtype: DType, mon
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", (genesis.bfloat16, genesis.float32))
 def test_operands_and_results_of_more_than_2_31_elements(dtype: genesis.dtype) -> None:
-    """The last rows of x·yᵀ, of xᵀ·y and of a wide result."""
-    x = genesis.ones((1 << 16, 33_000), dtype=dtype, device="cuda")
-    x[-1] = 2
-    y = genesis.ones((8, 33_000), dtype=dtype, device="cuda")
-    assert (x @ y.T)[-2:].numpy().tolist() == [[33_000] * 8, [66_000] * 8]
+    """The last rows of x·yᵀ, of xᵀ·y and of a wide result, whose sums bfloat16 holds, or rounds from 66,559."""
+    k = 33_024  # 129·2^8
+    x = genesis.ones((1 << 16, k), dtype=dtype, device="cuda")
+    x[-1] = 32
+    y = genesis.ones((8, k), dtype=dtype, device="cuda")
+    assert (x @ y.T)[-2:].numpy().tolist() == [[k] * 8, [32 * k] * 8]
     wide = x[:, :8] @ y[:, :8].T.expand(8, 8).repeat(1, 4_200)
-    assert wide.shape == (1 << 16, 33_600) and wide[-2:, -1].numpy().tolist() == [8, 16]
+    assert wide.shape == (1 << 16, 33_600) and wide[-2:, -1].numpy().tolist() == [8, 256]
     tall = x.T @ x[:, :8]
-    assert tall[-1].numpy().tolist() == [(1 << 16) + 3] * 8 if dtype is genesis.float32 else True
+    assert tall[-1].numpy().tolist() == [66_559 if dtype is genesis.float32 else 66_560] * 8
