@@ -29,9 +29,7 @@ from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, in_order, needs_int64, offsets, work_type
 from genesis.kernels.formulas import tile_function
-from genesis.kernels.pointwise import random
 from genesis.kernels.pointwise.elementwise import Expression, expression, identity, scalar_argument
-from genesis.kernels.reduce import reduce as reductions
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
@@ -335,6 +333,8 @@ class _Writer:
 
     def dropout(self, call: Call) -> None:
         """Write a dropout. The four words of a counter decide on four neighbours in row-major order."""
+        from genesis.kernels.pointwise import random
+
         (x, position), out, space, k = call.inputs, call.outputs[0], self.group.space, self.group.split
         work, p = work_type(out.dtype), call.attrs["p"]
         lift = self.group.lift(call)
@@ -398,7 +398,7 @@ class _Writer:
         if op == "count_nonzero":
             value = f"converted(converted({self.operand(x, call, work_type(x.dtype))}, tl.int1), tl.int64)"
         if op in ("amax", "amin"):
-            combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
+            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
             form = f"tl.reduce({{}}, 1, {combine})"
             text = self.reduce_row(value, _extreme(work, op), work, combine + "({}, {})", form)
         elif op in ("any", "all"):
@@ -428,7 +428,7 @@ class _Writer:
         mask, name = ("m", f"t{j}") if self.group.split is None else ("m & k$", f"t{j}$")
         tile = f"tl.broadcast_to({value}, {self.tile})"
         if op in ("amax", "amin"):
-            combine = self.function(reductions.maximum if op == "amax" else reductions.minimum, op)
+            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
             self.emit(f"{name} = {combine}({name}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
             text = f"tl.reduce({name}, 0, {combine})"
         else:

@@ -53,7 +53,7 @@ _TANH = "tl.where(tl.abs({0}) < 0.02, {0} - {0} * {0} * {0} * (1 / 3), 1 - 2 / (
 _QUICK = {"divide": "{} / {}", "reciprocal": "1 / {}"}
 FORMS: dict[str, dict[str, str]] = {
     "exact": {}, "quick": _QUICK, "bools": {"add": "{} | {}", "multiply": "{} & {}"},
-    "fast": {**_QUICK, "exp": "tl.exp({})", "tanh": _TANH, "power": "fast_power({0}, {1})"},
+    "fast": {**_QUICK, "exp": "fast_exp({})", "tanh": _TANH, "power": "fast_power({0}, {1})"},
 }  # fmt: skip
 _NAMES = {**vars(maths), "tl": tl, "libdevice": libdevice}
 if is_interpreted():  # numpy computes what libdevice does

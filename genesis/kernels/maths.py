@@ -193,7 +193,15 @@ def fast_power(x, p):
     size = tl.abs(x)
     small = size < 1.1754943508222875e-38  # libdevice flushes such numbers to 0
     logarithm = log2(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0)
-    return power_of_any(tl.exp2(p * logarithm), x, p)
+    half = tl.exp2(p * logarithm * 0.5)  # the square root of the result, because `tl.exp2` flushes subnormal results
+    return power_of_any(half * half, x, p)
+
+
+@triton.jit
+def fast_exp(x):
+    """Return e^x of a float32 x, with a relative error of 2^-16 at 2^±127."""
+    half = tl.exp(x * 0.5)  # `tl.exp` flushes subnormal results to 0
+    return half * half
 
 
 @triton.jit
@@ -293,6 +301,24 @@ def divide(x, y):
 def root(x):
     """Return the square root rounded to nearest."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@triton.jit
+def maximum(a, b):
+    """Return the larger of a and b, or NaN if one is NaN."""
+    if a.dtype.is_floating():
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.maximum(a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    """Return the smaller of a and b, or NaN if one is NaN."""
+    if a.dtype.is_floating():
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.minimum(a, b)
 
 
 # --- Integers wrap around; division by 0 gives 0, because raising an error would require waiting for the GPU ----------

@@ -17,10 +17,12 @@ import pytest
 import triton
 import triton.language as tl
 
+import genesis
+from genesis import Tensor
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import float32
+from genesis.dtypes import NAMES, DType, float32
 from genesis.kernels.maths import fast_power, float32_power, quotient_remainder
 from genesis.ops.elementwise import floor_divide, remainder
 
@@ -34,8 +36,8 @@ def powers(p_o, p_x, p_p, n, F: tl.constexpr, B: tl.constexpr):
     tl.store(p_o + i, F(x, p), mask=i < n)
 
 
-def on_gpu(values: np.ndarray) -> Array:
-    array = empty(values.shape, float32, CUDA)
+def on_gpu(values: np.ndarray, dtype: DType = float32) -> Array:
+    array = empty(values.shape, dtype, CUDA)
     backend_for(CUDA).from_numpy(values, array)
     return array
 
@@ -104,6 +106,17 @@ def test_fast_powers_are_within_an_ulp_of_2_bytes(dtype: Any) -> None:
     assert np.isfinite(want.astype(np.float32)).sum() > 10000
     steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16).astype(int))
     assert steps.max() <= 1 and (steps == 1).mean() < 0.01
+
+
+@pytest.mark.parametrize("dtype", (np.float16, ml_dtypes.bfloat16))
+def test_fast_exponentials_are_within_an_ulp_of_2_bytes(dtype: Any) -> None:
+    x = np.concatenate([np.linspace(-94, 89, 20000), [np.inf, -np.inf, np.nan]]).astype(dtype)
+    with np.errstate(all="ignore"):
+        want = np.exp(x.astype(np.float64)).astype(dtype)
+    found = genesis.exp(Tensor.wrap(on_gpu(x, NAMES[x.dtype.name]))).numpy()
+    steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16).astype(int))[:-1]
+    assert steps.max() <= 1 and (steps == 1).mean() < 0.01 and np.isnan(found[-1])
+    assert ((want != 0) & (np.abs(want) < float(ml_dtypes.finfo(dtype).tiny))).sum() > 50  # subnormal results
 
 
 @pytest.mark.parametrize("function", (float32_power, fast_power), ids=("exact", "fast"))

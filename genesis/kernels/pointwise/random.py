@@ -32,7 +32,6 @@ from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, float64, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, collapse, converted, float_argument, offsets, work_type
-from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.random import UNIFORM_BITS
 from genesis.shapes import Shape, contiguous_strides, numel
@@ -401,6 +400,8 @@ def randint(
 
 @cuda_impl("randperm")
 def randperm(out: Array, position: Array | None = None, *, seed: int, offset: int, n: int, dtype: DType) -> None:
+    from genesis.kernels.index.radix_sort import argsort_keys
+
     if n == 0:
         return
     keys = empty((1, n), int64, out.device)
@@ -436,6 +437,8 @@ def multinomial(
     out: Array, p: Array, position: Array | None = None, *, num_samples: int, replacement: bool, seed: int, offset: int
 ) -> None:
     """Store `num_samples` categories for each row of weights, or -1 for rows that the reference refuses."""
+    from genesis.kernels.index.radix_sort import argsort_keys
+
     n, rows = p.shape[-1], numel(p.shape[:-1])
     if rows == 0:
         return

@@ -21,6 +21,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices, work_type
+from genesis.kernels.maths import maximum, minimum
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import (
     ReduceSpec,
@@ -52,24 +53,6 @@ def add(a, b):
 @triton.jit
 def multiply(a, b):
     return a * b
-
-
-@triton.jit
-def maximum(a, b):
-    """Return the larger of a and b, or NaN if one is NaN."""
-    if a.dtype.is_floating():
-        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return tl.maximum(a, b)
-
-
-@triton.jit
-def minimum(a, b):
-    """Return the smaller of a and b, or NaN if one is NaN."""
-    if a.dtype.is_floating():
-        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return tl.minimum(a, b)
 
 
 @triton.jit
