@@ -9,7 +9,8 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, cast
 
 import numpy as np
@@ -20,6 +21,7 @@ from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.backend import CPU, Device, as_device, current_cuda, mode
+from genesis.backend.cuda.dispatch import allow_tf32, layout_of
 from genesis.compiler.graph import Value
 from genesis.compiler.lazy import LazyFunction
 from genesis.compiler.program import Program
@@ -28,7 +30,8 @@ from genesis.compiler.state import ATOMS, State
 from genesis.compiler.trace import Break, Lazy, Trace, active
 from genesis.dtypes import default_dtype, int64
 from genesis.errors import UsageError
-from genesis.nn.module import Module, changes
+from genesis.nn.hooks import changes
+from genesis.nn.module import Module
 from genesis.op import current_tracer, registry
 
 CACHE_LIMIT = 64  # most traces of a function; torch keeps 8, and each holds only a graph and its kernels
@@ -104,10 +107,17 @@ def layout(t: TensorBase) -> tuple[Any, ...]:
     return (a.shape, a.strides, a.dtype, a.device, t.requires_grad)
 
 
+_FACTS = attrgetter("array.layout", "_requires_grad", "node")
+
+
+def _facts(t: TensorBase) -> tuple[Any, ...]:
+    """What determines the layout of a tensor that is not a view, and can be compared fast."""
+    layout_of(t.array)
+    return _FACTS(t)
+
+
 def settings_now() -> tuple[Any, ...]:
     """The settings of this thread on which the ops of a function depend."""
-    from genesis.backend.cuda.dispatch import allow_tf32
-
     if mode.exact:
         what = "a compiled function was called inside genesis.exact, but its fused sums have no documented order"
         raise UsageError(what, next="call the function itself, or leave genesis.exact")
@@ -139,15 +149,22 @@ class Entry:
     outside: dict[int, TensorBase | int]
     draws: int
     position: Device | None
-    count: int = field(default=0)
+    count: int
+
+    def __post_init__(self) -> None:
+        self.tensors = [x for x in self.captured if isinstance(x, TensorBase)]
+        self._facts: list[Any] = []  # of these tensors when their layouts were last compared
 
     def holds(self) -> bool:
         """Whether the guards hold now."""
         if not self.state.holds():
             return False
+        if list(map(_FACTS, self.tensors)) == self._facts:
+            return True
         for x, then in zip(self.captured, self.layouts, strict=True):
             if then is not None and layout(x) != then:
                 return False
+        self._facts = [] if any(t.base is not None for t in self.tensors) else list(map(_facts, self.tensors))
         return True
 
     def lines(self) -> list[str]:

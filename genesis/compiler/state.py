@@ -19,7 +19,8 @@ from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.compiler.trace import Break
 from genesis.dtypes import DType
-from genesis.nn.module import Module, changes
+from genesis.nn.hooks import changes, everywhere
+from genesis.nn.module import Module
 from genesis.random import Generator, default_generator
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -74,6 +75,8 @@ class State:
         self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
+        for table in everywhere.values():
+            self._visit_hooks(table, frozenset())
         self._visit(function, frozenset())
         for x in objects:
             self._visit(x, names_of(function))
@@ -244,14 +247,18 @@ class State:
                         self.module_items.append((value, key, part))
                         if isinstance(part, TensorBase) and self._new(part):
                             self.tensors.append(part)
-                elif name.endswith("_hooks"):
-                    self._guard_length(value)
-                    for hook in value.values() if isinstance(value, dict) else ():
-                        self._visit(hook, names)
+                elif name.endswith("_hooks") and isinstance(value, dict):
+                    self._visit_hooks(value, names)
                 else:
                     self.module_items.append((vars(each), name, value))
                     if name in names or "getattr" in names or isinstance(value, (TensorBase, list, tuple, dict)):
                         self._visit(value, names)
+
+    def _visit_hooks(self, table: dict[int, Any], names: frozenset[str]) -> None:
+        self._guard_length(table)
+        for key, hook in table.items():
+            self.module_items.append((table, key, hook))
+            self._visit(hook, names)
 
     def _visit_items(self, x: Any, names: frozenset[str]) -> None:
         """Guard the items of a list or dict, and visit them; a tuple needs no guards."""

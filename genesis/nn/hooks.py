@@ -41,6 +41,15 @@ class Hook(NamedTuple):
     kind: str = ""  # of a state hook: "saves", "saved", "loads" or "loaded"
 
 
+class Changes:
+    """Counts the changes of all modules' attributes, parts and hooks, so that compiled functions notice them."""
+
+    count = 0
+
+
+changes = Changes()
+
+
 def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHandle:
     """Add a hook to one of a module's tables, or with `prepend` before the others."""
     number = next(_ids)
@@ -49,7 +58,13 @@ def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHa
         table.clear()
     table[number] = hook
     table.update(others)
-    return HookHandle(lambda: table.pop(number, None))
+    changes.count += 1
+
+    def remove() -> None:
+        changes.count += 1
+        table.pop(number, None)
+
+    return HookHandle(remove)
 
 
 # Hooks on all modules. Each adds an empty call watch: calls check for watches anyway, so they need no further check.

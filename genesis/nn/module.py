@@ -12,19 +12,10 @@ from genesis.autograd.graph import HookHandle
 from genesis.errors import DTypeError, IndexRangeError, UsageError
 from genesis.functions.create import empty_like
 from genesis.keywords import refuse_unknown
-from genesis.nn.hooks import BackwardWatch, Hook, call_watches, hook_in, hooks_of
+from genesis.nn.hooks import BackwardWatch, Hook, call_watches, changes, hook_in, hooks_of
 from genesis.nn.parameter import Buffer, Parameter, cuda_device, move, replace_array, targets
 from genesis.nn.state import LoadResult, extras, hooked, load, members, no_extra_state, refuse_extra_state
 from genesis.tensor import Tensor
-
-
-class Changes:
-    """Counts the assignments to attributes and parts of all modules, so that compiled functions notice them."""
-
-    count = 0
-
-
-changes = Changes()
 
 
 class Module:

@@ -15,6 +15,7 @@ import pytest
 from numpy.random import rand
 
 import genesis
+from genesis.nn.modules.module import register_module_forward_hook
 from tests.compiler.test_compile import equal, ramp
 
 FACTOR = 1.0
@@ -121,6 +122,8 @@ def set_factor() -> None:
     globals()["FACTOR"] = FACTOR + 1
 
 
+WEIGHT, TANH, HOOKS = ramp(3), genesis.nn.Tanh(), list[Any]()
+
 CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "a numpy array": (lambda x: x * genesis.tensor(ARRAY), lambda: ARRAY.__setitem__(0, 9)),
     "an element of a numpy array": (lambda x: x * float(ARRAY[1]), lambda: ARRAY.__setitem__(1, 7)),
@@ -151,6 +154,11 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "a partial function": (lambda x: PARTIAL(x), set_factor),
     "a decorator": (decorated, set_factor),
     "map": (lambda x: x * sum(map(lambda i: i * FACTOR, [1.0])), set_factor),  # noqa: C417
+    "a tensor's layout": (lambda x: x * WEIGHT, lambda: setattr(WEIGHT, "data", genesis.ones(3, 6).double()[:, 0])),
+    "a tensor's requires_grad": (lambda x: x * WEIGHT, WEIGHT.requires_grad_),
+    "a hook on all modules": (
+        lambda x: TANH(x), lambda: HOOKS.append(register_module_forward_hook(lambda m, x, y: y + 1))
+    ),
     "the default dtype": (
         lambda x: x.sum() * genesis.ones(2), lambda: genesis.set_default_dtype(genesis.float64)
     ),
@@ -169,11 +177,23 @@ def test_a_change_is_seen(name: str) -> None:
             for _ in range(3):
                 want, got = function(x), compiled(x)
                 assert (got.dtype, got.device) == (want.dtype, want.device)
+                assert got.requires_grad == want.requires_grad
                 assert equal(got, want)
             change()
     finally:
+        while HOOKS:
+            HOOKS.pop().remove()
         genesis.set_default_dtype(genesis.float32)
         genesis.set_default_device("cpu")
+
+
+def test_a_hook_that_replaces_another_is_seen() -> None:
+    module, x = genesis.nn.Tanh(), ramp(3)
+    compiled = genesis.compile(module)
+    for factor in (2.0, 3.0):
+        handle = module.register_forward_hook(lambda m, x, y, factor=factor: y * factor)
+        assert equal(compiled(x), module(x)) and equal(compiled(x), x.tanh() * factor)
+        handle.remove()
 
 
 @pytest.mark.parametrize(
