@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from genesis import cuda
 from genesis.backend import CPU, Device
+from genesis.backend.cuda.driver import Properties
 from genesis.errors import OutOfMemoryError
 from genesis.train.config import Config
 from genesis.train.output import Output
@@ -17,6 +19,7 @@ from genesis_cli import session
 from genesis_cli.session import training
 from genesis_cli.session.dry_run import planned_memory, run_plan
 from genesis_cli.session.model import model_config
+from tests.kernels.test_gemm_warp_specialized import H200
 from tests.train.runs import load, make, make_lora
 
 CUDA = Device("cuda", 0)
@@ -24,7 +27,7 @@ CUDA = Device("cuda", 0)
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    settings = "train.device=cuda", "model.dtype=float32", "train.batch_size=64", "data.seq_len=32"
+    settings = "train.device=cuda", "model.dtype=float32", "train.batch_size=512", "data.seq_len=32"
     return load(make(tmp_path), str(tmp_path / "run"), *settings)
 
 
@@ -49,9 +52,11 @@ def test_a_line_says_what_a_run_takes(config: Config, monkeypatch: pytest.Monkey
     assert planned_memory(config, shape, CUDA) == line
 
 
+@pytest.mark.parametrize("properties", [cuda.get_device_properties, lambda device: H200], ids=["this device", "H200"])
 def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
-    config: Config, monkeypatch: pytest.MonkeyPatch
+    properties: Callable[[Device], Properties], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(cuda, "get_device_properties", properties)
     shape = model_config(config)
     plan = run_plan(config, shape, CUDA)
     assert max(plan.parts, key=plan.parts.__getitem__) == "activations"
@@ -60,7 +65,7 @@ def test_a_run_that_cannot_fit_is_refused_with_what_lowers_its_memory(
         OutOfMemoryError, match=r"needs .* GiB on cuda:0, but only .* of 8\.0 GiB are free: weights"
     ) as caught:
         planned_memory(config, shape, CUDA)
-    assert "train.batch_size 64" in caught.value.where
+    assert "train.batch_size 512" in caught.value.where
     assert "activations: lower train.batch_size" in caught.value.next
     assert "set train.activation_checkpointing to selective, which needs" in caught.value.next
     full = run_plan(config, shape, CUDA, activation_checkpointing="full").total
