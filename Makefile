@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Triton supports only Linux.
 KERNELS := $(if $(filter Linux,$(shell uname -s)),kernels-newest kernels-lowest)
 
-.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed mutants ranks-faults generations serving gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
+.PHONY: help quickstart install install-dev test lint style types layers unit unit-full faults kills signals malformed mutants ranks-faults generations serving exact gpu gpu-ranks gpu-sanitize gpu-bench performance docs kernels kernels-newest \
 	kernels-lowest format peers peers-test conformance programs templates stubs clean
 
 help: ## list the commands
@@ -91,6 +91,10 @@ generations: install-dev ## run 10,000 generations of mixed lengths and check th
 
 serving: install-dev ## send a server 10,000 valid, 100,000 fuzzed and 10,000 large requests and check that nothing grows, in half an hour
 	$(BIN)/python -m tests.soak.serving
+
+exact: install-dev ## draw a million tokens exactly and compare their bits with the forward pass of training, in minutes; needs an H100 or H200
+	$(BIN)/python -m benchmarks.gpu.exact
+	$(BIN)/python -m tests.soak.exact
 
 gpu: install-dev ## test every op and gradient, golden models, graphs, training and large tensors on an NVIDIA GPU
 	$(BIN)/python -m pytest --gpu -n $(GPU_WORKERS) --dist worksteal tests/kernels tests/cuda tests/models/test_golden.py tests/adapters/test_golden.py \
