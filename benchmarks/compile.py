@@ -17,8 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import results
 from genesis.backend import Device
 
@@ -105,16 +103,17 @@ CASES: tuple[tuple[Callable[..., Any], str, bool], ...] = (
 )  # fmt: skip
 
 
-def operands(kinds: str, rows: int, columns: int, seed: int) -> list[np.ndarray]:
-    """Random operands: "p" in [0, 1), others normal."""
-    rng = np.random.default_rng(seed)
-    makers: dict[str, Callable[[], np.ndarray]] = {
-        "x": lambda: rng.standard_normal((rows, columns), np.float32),
-        "p": lambda: rng.random((rows, columns), np.float32),
-        "w": lambda: rng.standard_normal(columns, np.float32),
-        "c": lambda: rng.standard_normal((rows, columns), np.float32),
-        "k": lambda: (rng.random((rows, columns), np.float32) > 0.5).astype(np.float32),
-        "l": lambda: rng.integers(0, columns, (rows, 1)),
+def operands(library: Any, kinds: str, rows: int, columns: int, seed: int) -> list[Any]:
+    """Random operands on the GPU: "p" in [0, 1), "k" 0 or 1, "l" labels, others normal."""
+    library.manual_seed(seed)
+    sizes = (rows, columns)
+    makers: dict[str, Callable[[], Any]] = {
+        "x": lambda: library.randn(sizes, device="cuda"),
+        "c": lambda: library.randn(sizes, device="cuda"),
+        "w": lambda: library.randn(columns, device="cuda"),
+        "p": lambda: library.rand(sizes, device="cuda"),
+        "k": lambda: library.randint(0, 2, sizes, device="cuda"),
+        "l": lambda: library.randint(0, columns, (rows, 1), device="cuda"),
     }
     return [makers[kind]() for kind in kinds]
 
@@ -129,10 +128,10 @@ class Side:
             "F", (), {**{k: staticmethod(v) for k, v in names.items()}, "cat": staticmethod(library.cat)}
         )
 
-    def tensors(self, values: list[np.ndarray], kinds: str, dtype: str, grad: bool) -> list[Any]:
+    def tensors(self, values: list[Any], kinds: str, dtype: str, grad: bool) -> list[Any]:
         made = []
         for value, kind in zip(values, kinds, strict=True):
-            t = self.library.tensor(value).to("cuda")
+            t = self.library.from_dlpack(value)
             if kind != "l":
                 t = t.to(getattr(self.library, dtype))
             made.append(t.detach().requires_grad_(grad and kind in "xw"))
@@ -169,14 +168,34 @@ class Side:
         return timed
 
 
+def drawn(seed: int, only: str, is_small: bool) -> list[tuple[Any, ...]]:
+    """The cases with random shapes, in random order: a run that ends early is a sample."""
+    rng = random.Random(seed)
+    cases = [(*case, dtype) for case in CASES for dtype in ("bfloat16", "float32")]
+    rng.shuffle(cases)
+    found: list[tuple[Any, ...]] = []
+    for number, (function, kinds, has_grad, dtype) in enumerate(cases):
+        aligned = number % 2 == 0
+        columns = rng.choice((1024, 2048, 4096, 8192)) if aligned else rng.randrange(700, 9000)
+        if function is rotary:
+            columns -= columns % 2
+        if function is moe_gate:
+            columns = 64 if aligned else 48
+        shape = (5, 70) if is_small else (max(1, (1 << 25) // columns), columns)
+        if not only or function.__name__ in only.split(","):
+            found.append((number, function, kinds, has_grad, dtype, *shape))
+    return found
+
+
 def main() -> None:
     """Time all cases."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="file for the report")
     parser.add_argument("--only", default="", help="names of functions, separated by commas")
-    parser.add_argument("--columns", type=int, default=0, help="columns of every case; random by default")
     parser.add_argument("--seconds", type=float, default=400, help="start no case after this time")
+    parser.add_argument("--part", default="0/1", help="K/N: every N-th case from the K-th on")
+    parser.add_argument("--compile-only", action="store_true", help="compile for both libraries, and compare")
     parser.add_argument("--device-check", action="store_true", help="only compare with eager results, at small sizes")
     options = parser.parse_args()
     import genesis
@@ -186,24 +205,14 @@ def main() -> None:
         import torch
 
         sides.append(Side(torch, torch.nn.functional))
-    rng, rows_found, began = random.Random(options.seed), [], time.perf_counter()
-    names = options.only.split(",") if options.only else [c[0].__name__ for c in CASES]
-    cases = [(*case, dtype) for case in CASES for dtype in ("bfloat16", "float32") if case[0].__name__ in names]
-    rng.shuffle(cases)  # a run that ends early is a sample
-    for number, (function, kinds, has_grad, dtype) in enumerate(cases):
+    rows_found, began = [], time.perf_counter()
+    first, step = map(int, options.part.split("/"))
+    for number, function, kinds, has_grad, dtype, rows, columns in drawn(
+        options.seed, options.only, options.device_check
+    )[first::step]:
         if time.perf_counter() - began > options.seconds:
             break
-        aligned = number % 2 == 0
-        columns = rng.choice((1024, 2048, 4096, 8192)) if aligned else rng.randrange(700, 9000)
-        columns = options.columns or columns
-        if function is rotary:
-            columns -= columns % 2
-        if function is moe_gate:
-            columns = 64 if aligned else 48
-        rows = max(1, (1 << 25) // columns)
-        if options.device_check:
-            rows, columns = 5, 70
-        values = operands(kinds, rows, columns, number)
+        values = operands(genesis, kinds, rows, columns, number)
         line: dict[str, Any] = {"function": function.__name__, "dtype": dtype, "shape": [rows, columns]}
         for grad in (False, True) if has_grad else (False,):
             timers = []
@@ -220,19 +229,15 @@ def main() -> None:
                 if side.library is genesis:
                     check(call, compiled, tensors, line)
                 if not options.device_check:
-                    first = time.perf_counter()
+                    start = time.perf_counter()
                     timers.append(side.times(compiled, tensors, grad, 20))
-                    line[f"{side.library.__name__} first s"] = round(time.perf_counter() - first, 2)
-            if not timers:
+                    line[f"{side.library.__name__} first s"] = round(time.perf_counter() - start, 2)
+            if not timers or options.compile_only:
                 continue
             rounds = [[t() for t in timers] for _ in range(7)]
             mine, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
             name = "both" if grad else "forward"
-            line |= {
-                f"{name} ms": round(mine, 4),
-                f"{name} torch ms": round(theirs, 4),
-                name: round(theirs / mine, 3),
-            }
+            line |= {f"{name} ms": round(mine, 4), f"{name} torch ms": round(theirs, 4), name: round(theirs / mine, 3)}
         rows_found.append(line)
         print(json.dumps(line), flush=True)
     report(rows_found, options)
@@ -269,11 +274,7 @@ def check(call: Any, compiled: Any, tensors: list[Any], line: dict[str, Any]) ->
     """Compare the compiled function with the eager one."""
     from genesis import manual_seed
 
-    found = []
-    for function in (call, compiled):
-        manual_seed(0)
-        found.append(function(*tensors))
-    want, got = found
+    want, got = ((manual_seed(0), function(*tensors))[1] for function in (call, compiled))
     for a, b in zip(*(x if isinstance(x, tuple) else (x,) for x in (want, got)), strict=True):
         limit = 2e-2 if line["dtype"] == "bfloat16" else 1e-4
         scale = max(1e-6, a.detach().float().abs().max().item())
