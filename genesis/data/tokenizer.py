@@ -326,6 +326,11 @@ class Tokenizer:
         decoder = self._parts.get("decoder")
         return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
+    @cached_property
+    def level_bytes(self) -> _LevelBytes:
+        """Id -> bytes of a byte-level tokenizer's tokens."""
+        return _LevelBytes(self._library)
+
     def files(self) -> dict[str, bytes]:
         """Return name and bytes of the files to save: the original ones, and a config that names the special tokens.
 
@@ -436,6 +441,23 @@ def _guard(where: str) -> Iterator[None]:
         raise refused(escape(error)[:300], where) from None
 
 
+class _LevelBytes(dict[int, bytes]):
+    """Id -> bytes of a byte-level tokenizer's token, or of the text of an added one, computed at its first use."""
+
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        self._library = library
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = (self._library.id_to_token(token_id) if 0 <= token_id < MAX_VOCAB else None) or ""
+        try:
+            found = bytes(map(_byte_of().__getitem__, token))
+        except KeyError:
+            found = token.encode("utf-8")
+        self[token_id] = found
+        return found
+
+
 # --- Text while it is generated ---------------------------------------------------------------------------------------
 # A decoder takes ids one by one and returns complete characters. It neither samples nor prints.
 
@@ -464,12 +486,21 @@ class StreamDecoder:
         self._before = _last_ids(tokenizer, after)
         self._context, self._open = self._before, list[int]()
 
+    def push_all(self, ids: Sequence[int]) -> str:
+        """Return the text that `ids` complete."""
+        if self._bytes is None:
+            return "".join(map(self.push, ids))
+        if self._skip_special:
+            special = self._tokenizer.special_ids
+            ids = [each for each in ids if each not in special]
+        return self._bytes.decode(b"".join(map(self._tokenizer.level_bytes.__getitem__, ids)))
+
     def push(self, token_id: int) -> str:
         """Return the text that `token_id` completes; often empty."""
+        if self._bytes is not None:
+            return self.push_all((token_id,))
         if self._skip_special and token_id in self._tokenizer.special_ids:
             return ""
-        if self._bytes is not None:
-            return self._bytes.decode(_level_bytes(self._tokenizer, token_id))
         self._open.append(token_id)
         text = self._new_text()
         if text.endswith(_REPLACEMENT) and len(self._open) < _LONGEST_CHARACTER:
@@ -522,15 +553,6 @@ def token_text(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> str:
 def token_bytes(tokenizer: Tokenizer, token_id: int, *, begins: bool) -> bytes:
     """Return the bytes of a token, or of its `token_text` if it has no bytes."""
     if tokenizer.is_byte_level:
-        return _level_bytes(tokenizer, token_id)
+        return tokenizer.level_bytes[token_id]
     byte = tokenizer.fallback_byte(token_id)
     return token_text(tokenizer, token_id, begins=begins).encode() if byte is None else byte
-
-
-def _level_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """Return the bytes of a byte-level tokenizer's token, or of its text if it is an added one."""
-    token = tokenizer.token(token_id) or ""
-    try:
-        return bytes(map(_byte_of().__getitem__, token))
-    except KeyError:
-        return token.encode("utf-8")

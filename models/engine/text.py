@@ -51,6 +51,11 @@ class StopText:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
 
+    @property
+    def is_active(self) -> bool:
+        """Whether there are stop strings."""
+        return bool(self._stops)
+
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that is certain, and whether a stop string follows it."""
         if not self._stops:
@@ -94,16 +99,30 @@ class RequestText:
 
     def push(self, token: Token) -> Piece:
         """Return the text that `token` adds."""
-        new, is_stopped = "", False
-        if token.id is not None:
-            self._tokens += 1
-            if self._decoder is not None:
-                new, is_stopped = self._stop.push(self._decoder.push(token.id))
-        finish: Finish | None = "stop" if is_stopped else token.finish
-        if finish is not None and not is_stopped and self._decoder is not None:
-            last, is_stopped = self._stop.push(self._decoder.finish())
+        ids = [] if token.id is None else [token.id]
+        text, _, finish = self.push_all(ids, token.finish)
+        return Piece(token.request, text, self._tokens, finish, token.id, token.log_prob)
+
+    def push_all(self, ids: Sequence[int], finish: Finish | None) -> tuple[str, int, Finish | None]:
+        """Return the text that the next tokens add, how many tokens it has, and why it ends.
+
+        Args:
+            finish: why the text ends after `ids`; None if it continues.
+        """
+        decoder, new, count, is_stopped = self._decoder, "", 0, False
+        if decoder is None or not self._stop.is_active:
+            new, count = "" if decoder is None else decoder.push_all(ids), len(ids)
+        else:
+            while count < len(ids) and not is_stopped:
+                text, is_stopped = self._stop.push(decoder.push(ids[count]))
+                new, count = new + text, count + 1
+        self._tokens += count
+        if is_stopped:
+            return new, count, "stop"
+        if finish is not None and decoder is not None:
+            last, is_stopped = self._stop.push(decoder.finish())
             new, finish = new + last + ("" if is_stopped else self._stop.finish()), "stop" if is_stopped else finish
-        return Piece(token.request, new, self._tokens, finish, token.id, token.log_prob)
+        return new, count, finish
 
 
 def continue_texts(

@@ -21,6 +21,11 @@ def test_any_ids_give_the_same_text_in_pieces_as_at_once(
     decoder = StreamDecoder(tokenizer, skip_special=skip_special)
     pieces = [decoder.push(i) for i in ids]
     assert "".join(pieces) + decoder.finish() == tokenizer.decode(ids, skip_special=skip_special)
+    half = len(ids) // 2
+    assert [decoder.push_all(part) for part in (ids[:half], ids[half:])] == [
+        "".join(pieces[:half]),
+        "".join(pieces[half:]),
+    ]
 
 
 @given(st.text())

@@ -106,7 +106,7 @@ def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
     async def test(link: Link, engine: Endless) -> None:
         texts = [link.tokens([1, 2], DRAW, 0, 100, []) for _ in range(3)]
         for each in texts:
-            assert (await anext(each))[0].id == 5
+            assert (await anext(each))[0][0] == 5
         assert len(link.live) == 3
         with link.room(3), pytest.raises(BadRequest, match="3 requests wait or run, of at most 10"), link.room(8):
             pass
@@ -118,11 +118,26 @@ def test_texts_that_nobody_takes_are_cancelled(run: Any) -> None:
     run(test)
 
 
+def test_a_whole_answer_wakes_its_reader_once(run: Any) -> None:
+    async def test(link: Link, engine: Endless) -> None:
+        text = link.tokens([1, 2], DRAW, 0, 100, [], wakes="last")
+        asked = asyncio.ensure_future(anext(text))
+        await until(lambda: len(link.live) == 1 and len(next(iter(link.live.values())).ids) > 20)
+        assert not asked.done()
+        engine.ends.add(0)
+        ids, finish = await asked
+        assert finish == "stop" and len(ids) > 20 and {*ids} == {5}
+        with pytest.raises(StopAsyncIteration):
+            await anext(text)
+
+    run(test)
+
+
 def test_a_text_that_waits_and_that_nobody_takes_never_runs(run: Any) -> None:
     async def test(link: Link, engine: Endless) -> None:
         engine.rows = 1
         running, left, kept = (link.tokens([first], DRAW, 0, 100, []) for first in (1, 2, 3))
-        assert (await anext(running))[0].id == 5
+        assert (await anext(running))[0][0] == 5
         asked = [asyncio.ensure_future(anext(each)) for each in (left, kept)]
         await until(lambda: len(link.live) == 3)
         asked[0].cancel()
@@ -134,7 +149,7 @@ def test_a_text_that_waits_and_that_nobody_takes_never_runs(run: Any) -> None:
         assert [each.ids[0] for each in engine.live.values()] == [1]
         await running.aclose()
         await until(asked[1].done)
-        assert asked[1].result()[0].id == 5
+        assert asked[1].result()[0][0] == 5
         assert [each.ids[0] for each in engine.live.values()] == [3] and engine.taken == 2
         await kept.aclose()
 
@@ -152,7 +167,7 @@ def test_a_failure_of_the_model_ends_what_runs_and_no_more(run: Any) -> None:
             async for _ in first:
                 pass
         again = link.tokens([1], DRAW, 0, 100, [])
-        assert (await anext(again))[0].id == 5
+        assert (await anext(again))[0][0] == 5
         await again.aclose()
         with pytest.raises(BadRequest, match="token id 99,999") as failed:
             await anext(link.tokens([99_999], DRAW, 0, 100, []))

@@ -24,7 +24,7 @@ from genesis.data.record_formats import read_messages
 from genesis.data.records import Conversation, Defect, Position
 from genesis.data.tokenizer import Tokenizer
 from genesis.errors import DataError, GenesisError
-from genesis_cli.session.serving.link import JOINED_S, Link
+from genesis_cli.session.serving.link import JOINED_S, Link, Wakes
 from genesis_cli.session.serving.protocol import (
     Answer,
     BadRequest,
@@ -352,18 +352,13 @@ class Api:
             yield "", "length"
             return
         text, sampling = RequestText(self._tokenizer, choice.prompt, body.stops), body.sampling(self._settings.drawing)
-        sequence, is_eager = number % body.choices, bool(body.stops)
-        found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, is_eager=is_eager)
+        sequence = number % body.choices
+        wakes: Wakes = "always" if body.stops else "joined" if body.stream else "last"
+        found = self._link.tokens(choice.prompt, sampling, sequence, tokens, self._ends, wakes=wakes)
         async with aclosing(found):  # a stop string ends the text before the engine does
-            async for drawn in found:
-                new, finish = "", None
-                for token in drawn:
-                    piece = text.push(token)
-                    new, finish = new + piece.text, piece.finish
-                    if token.id is not None:
-                        choice.ids.append(token.id)
-                    if finish is not None:
-                        break
+            async for ids, end in found:
+                new, count, finish = text.push_all(ids, end)
+                choice.ids += ids[:count]
                 yield new, None if finish is None else FINISHES[finish]
                 if finish is not None:
                     return

@@ -1,7 +1,7 @@
 """The connection between the engine's process and the HTTP process: its messages, and HTTP's side of it.
 
 Messages are JSON objects. To the engine: "new" (id, ids, sampling, max_tokens, stop, sequence), "cancel" (id), "score"
-(id, ids, top). From it: "tokens" (a list of [id, token, finish]), "scores" (id, rows), "failed" (id, what, is_ours).
+(id, ids, top). From it: "tokens" (a list of [id, tokens, finish]), "scores" (id, rows), "failed" (id, what, is_ours).
 First the engine's process sends what to serve. The HTTP process answers "ready", or "failed" (kind, what, where, next).
 """
 
@@ -16,12 +16,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 from genesis import errors
 from genesis.errors import GenesisError
 from genesis_cli.session.serving.protocol import BadRequest
-from genesis_models.engine import Sampling, Token
+from genesis_models.engine import Finish, Sampling
 
 Message = dict[str, Any]
 GRACE_S = 8.0  # seconds for pending answers when a signal ends the server: less than a container's 10 s
@@ -56,32 +56,60 @@ def failed(message: Message) -> GenesisError:
 
 
 JOINED_S = 0.02  # tokens that arrive within it are taken together: a wake-up costs more than they do
+WAKE_S = 40e-6  # time of a wake-up
+WAKING = 0.2  # largest share of the time spent on wake-ups: many readers are woken less often
+Wakes = Literal["always", "joined", "last"]
 STOPPED, ENDS = "the model no longer runs", "the server ends"
 
 
 class _Inbox:
-    """Messages for a request that are not taken yet.
+    """What has arrived for a request and is not taken yet.
+
+    Args:
+        wakes: which tokens wake the reader: each message's, those that arrive within `JOINED_S` together, or only the
+            last. If they are joined, the first ones wake it, too.
 
     Attributes:
-        is_eager: whether each message wakes the reader, as the first and the last always do.
-        is_over: whether the last message has arrived.
+        ids: tokens.
+        finish: why the text ends.
+        answer: scores or a failure.
     """
 
-    def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.is_eager, self.is_over = True, False
-        self._event = asyncio.Event()
+    def __init__(self, wakes: Wakes) -> None:
+        self.ids, self.answer = list[int](), dict[str, Any]()
+        self.finish: Finish | None = None
+        self.wakes, self.is_first, self._event = wakes, True, asyncio.Event()
 
-    async def take(self) -> list[Message]:
-        """Return all pending messages; waits for at least one."""
+    @property
+    def is_over(self) -> bool:
+        """Whether the last message has arrived."""
+        return self.finish is not None or bool(self.answer)
+
+    async def take(self) -> tuple[list[int], Finish | None]:
+        """Wait, and return all pending tokens. Raises: BadRequest: the request has failed."""
         await self._event.wait()
         self._event.clear()
-        found, self.messages = self.messages, []
-        return found
+        if (found := self.answer).get("op") == "failed":
+            raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))
+        ids, self.ids = self.ids, []
+        return ids, self.finish
+
+    def put(self, ids: list[int], finish: Finish | None) -> None:
+        """Add tokens."""
+        self.ids += ids
+        self.finish = finish
+        if finish is not None or self.wakes == "always" or (self.is_first and self.wakes == "joined"):
+            self._event.set()
+            self.is_first = False
+
+    def put_answer(self, message: Message) -> None:
+        """Add scores or a failure."""
+        self.answer = message
+        self._event.set()
 
     def wake(self) -> None:
-        """Wake the reader if there are messages."""
-        if self.messages:
+        """Wake the reader if it takes joined tokens, and there are some."""
+        if self.ids and self.wakes == "joined":
             self._event.set()
 
 
@@ -130,45 +158,38 @@ class Link:
 
     async def tokens(
         self, ids: Sequence[int], sampling: Sampling, sequence: int, max_tokens: int, stop: Sequence[int],
-        *, is_eager: bool = False,
-    ) -> AsyncGenerator[list[Token], None]:  # fmt: skip
-        """Yield the tokens that continue ids; the request is cancelled when the consumer stops.
-
-        Args:
-            is_eager: deliver each token at once. Otherwise only the first and the last are, and others that arrive
-                within `JOINED_S` are joined.
+        *, wakes: Wakes = "joined",
+    ) -> AsyncGenerator[tuple[list[int], Finish | None], None]:  # fmt: skip
+        """Yield the tokens that continue ids, and the reason of the end; the request is cancelled when the consumer
+        stops. `_Inbox` describes `wakes`.
 
         Raises:
             BadRequest: the request cannot run.
         """
         message = {"ids": list(ids), "sampling": asdict(sampling), "sequence": sequence, "max_tokens": max_tokens}
-        with self._opened({"op": "new", **message, "stop": list(stop)}) as (id, inbox):
+        with self._opened({"op": "new", **message, "stop": list(stop)}, wakes) as inbox:
             finish = None
             while finish is None:
-                found = await inbox.take()
-                inbox.is_eager = is_eager
-                _check(found[-1])
-                finish = found[-1]["finish"]
-                yield [Token(id, each["token"], None, each["finish"]) for each in found]
+                found, finish = await inbox.take()
+                yield found, finish
 
     async def scores(self, ids: Sequence[int], top: int) -> list[Any]:
         """Return `scores` of the ids from the second on. Raises: BadRequest."""
-        with self._opened({"op": "score", "ids": list(ids), "top": top}) as (_, inbox):
-            [found] = await inbox.take()
-            _check(found)
-            rows: list[Any] = found["rows"]
+        with self._opened({"op": "score", "ids": list(ids), "top": top}, "last") as inbox:
+            await inbox.take()
+            rows: list[Any] = inbox.answer["rows"]
             return rows
 
     @contextlib.contextmanager
-    def _opened(self, message: Message) -> Iterator[tuple[int, _Inbox]]:
-        """Send a request, and yield its number and inbox; cancel it if the block ends early."""
+    def _opened(self, message: Message, wakes: Wakes) -> Iterator[_Inbox]:
+        """Send a request, and yield its inbox; cancel it if the block ends early."""
         if self._gone is not None:
             raise BadRequest(self._gone, status=503)
-        id, inbox = next(self._ids), _Inbox()
+        id, inbox = next(self._ids), _Inbox(wakes)
         self.live[id] = inbox
         self._out.put({**message, "id": id})
         try:
-            yield id, inbox
+            yield inbox
         finally:
             del self.live[id]
             if not inbox.is_over:
@@ -193,15 +214,12 @@ class Link:
         if message["op"] != "tokens":
             self._put(message["id"], message)
             return
-        for id, token, finish in message["tokens"]:
+        for id, ids, finish in message["tokens"]:
             if (inbox := self.live.get(id)) is not None:
-                inbox.messages.append({"token": token, "finish": finish})
-                inbox.is_over = finish is not None
-                if inbox.is_eager or inbox.is_over:
-                    inbox.wake()
+                inbox.put(ids, finish)
         if not self._is_due:
             self._is_due = True
-            self._loop.call_at(self._woken_at + JOINED_S, self._wake)
+            self._loop.call_at(self._woken_at + max(JOINED_S, len(self.live) * WAKE_S / WAKING), self._wake)
 
     def _wake(self) -> None:
         self._woken_at, self._is_due = self._loop.time(), False
@@ -210,9 +228,7 @@ class Link:
 
     def _put(self, id: int, message: Message) -> None:
         if (inbox := self.live.get(id)) is not None:
-            inbox.messages.append(message)
-            inbox.is_over = True
-            inbox.wake()
+            inbox.put_answer(message)
 
     def close(self, why: str) -> None:
         """End all requests, present and future, with an error."""
@@ -220,9 +236,3 @@ class Link:
         for id in self.live:
             self._put(id, {"op": "failed", "what": self._gone, "is_ours": True, "status": 503})
         self._ended()
-
-
-def _check(found: Message) -> None:
-    """Raise BadRequest if the message reports a failed request."""
-    if found.get("op") == "failed":
-        raise BadRequest(found["what"], status=found.get("status", 500 if found["is_ours"] else 400))

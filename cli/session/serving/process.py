@@ -52,8 +52,9 @@ class Worker:
         self._unscored: deque[Message] = deque()
         self._was_step = True  # since the last sequence was scored
         self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
-        self._drawn: list[tuple[int, int | None, str | None]] = []  # tokens that are not sent yet
-        self._drawn_ids: set[int] = set()  # ids of their requests
+        self._drawn: dict[int, tuple[int, list[int], str | None]] = {}  # by id, the tokens that are not sent yet
+        self._due = 0.0  # time at which they are sent
+        self._lead = -1  # the engine's number of the request whose token begins a step
         self._arrived = select.poll()  # created once, unlike in Connection.poll
         self._arrived.register(connection.fileno(), select.POLLIN)
 
@@ -73,8 +74,7 @@ class Worker:
         """Yield the next request, or None when nothing is pending and others run."""
         number = 0
         while True:
-            self._flush()
-            self._poll()
+            self._send_due()
             if not self._waiting:
                 yield None
                 continue
@@ -91,24 +91,34 @@ class Worker:
             yield request
 
     def _take(self, token: Token) -> None:
-        """Keep a token until the other tokens of its step are drawn."""
+        """Keep a token until the other tokens of its step are drawn, and for up to `JOINED_S`."""
         self._was_step = True
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
             return
-        if id in self._drawn_ids:
-            self._flush()
-            self._poll()
-        self._drawn_ids.add(id)
-        self._drawn.append((id, token.id, token.finish))
+        if token.request == self._lead:
+            self._send_due()
+        elif self._lead not in self._numbers:
+            self._lead = token.request
+        _, ids, _ = found = self._drawn.get(id) or (id, [], None)
+        if token.id is not None:
+            ids.append(token.id)
         if token.finish is not None:
             self._numbers.pop(token.request, None)
+            found = id, ids, token.finish
+        self._drawn[id] = found
+
+    def _send_due(self) -> None:
+        """Send tokens that are due, and receive messages."""
+        if (now := time.monotonic()) >= self._due or not self._numbers:
+            self._due = now + JOINED_S
+            self._flush()
+        self._poll()
 
     def _flush(self) -> None:
         if self._drawn:
-            send(self._connection, {"op": "tokens", "tokens": self._drawn})
-            self._drawn = []
-            self._drawn_ids.clear()
+            send(self._connection, {"op": "tokens", "tokens": [*self._drawn.values()]})
+            self._drawn = {}
 
     def _poll(self) -> None:
         """Receive messages, waiting if there is nothing to do, and score one sequence between two steps."""
@@ -132,7 +142,7 @@ class Worker:
     def _cancel(self, id: int) -> None:
         self._waiting = deque(each for each in self._waiting if each["id"] != id)
         self._unscored = deque(each for each in self._unscored if each["id"] != id)
-        self._drawn = [each for each in self._drawn if each[0] != id]
+        self._drawn.pop(id, None)
         for number in [number for number, each in self._numbers.items() if each == id]:
             del self._numbers[number]
             self._engine.cancel(number)
@@ -147,8 +157,8 @@ class Worker:
 
     def _fail(self, ids: list[int], error: GenesisError, *, is_ours: bool) -> None:
         """Report that requests have failed through their own fault, or through the model's or the machine's."""
-        self._drawn = [each for each in self._drawn if each[0] not in ids]
         for id in ids:
+            self._drawn.pop(id, None)
             send(self._connection, {"op": "failed", "id": id, "what": error.what, "is_ours": is_ours})
 
 
@@ -158,6 +168,7 @@ def _request(message: Message) -> Request:
 
 
 CONTEXT = 4096  # the most tokens of a sequence by default
+JOINED_S = 0.004  # tokens that are drawn within it are sent together
 ENDING_S = 4  # seconds within which the HTTP process ends after its last answer
 MOST_KEY = 4096  # characters
 ENGINE_S = 3  # seconds within which this process ends after that, unless its engine hangs
