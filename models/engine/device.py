@@ -186,6 +186,7 @@ def filled(count: int) -> int:
 
 STEPS = 4  # steps in one batch of launches
 AHEAD = 2  # batches in flight while the host waits for the first
+PATIENCE, SHARE = 8, 1 / 16  # free rows stay empty for 1 step per 16 rows in use, up to 8, so that prompts share passes
 
 
 @dataclass(eq=False, slots=True)
@@ -249,6 +250,7 @@ class DeviceEngine:
         self._live: dict[int, _Sequence] = {}  # sequences that have not ended, by request number
         self._batches: deque[_Batch] = deque()
         self._last: Step | None = None  # the last launched step
+        self._since = PATIENCE  # steps since rows were filled
         self._waiting = Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
@@ -276,7 +278,7 @@ class DeviceEngine:
 
     def _run(self, held: DeviceRows, waiting: Waiting) -> Iterator[Token]:
         while True:
-            if waiting.is_more and None in self._sequences:
+            if waiting.is_more and None in self._sequences and self._patience <= 0:
                 yield from self._admit(held, waiting)
             while len(self._batches) < AHEAD and any(self._sequences):
                 self._launch(held, waiting.is_more)
@@ -284,6 +286,12 @@ class DeviceEngine:
                 yield from self._read(self._batches.popleft())
             elif not waiting.is_more:
                 return
+
+    @property
+    def _patience(self) -> int:
+        """The number of steps until free rows are filled."""
+        used = len(self._sequences) - self._sequences.count(None)
+        return min(PATIENCE, int(used * SHARE)) - self._since
 
     def cancel(self, request: int) -> None:
         """See `Engine.cancel`."""
@@ -314,6 +322,7 @@ class DeviceEngine:
         held.state.start([(row, each.request, each.most) for row, each in admitted])
         for row, each in admitted:
             self._sequences[row] = each
+        self._since = 0
 
     def _launch(self, held: DeviceRows, is_more: bool) -> None:
         """Launch some steps of all rows, and free rows that need no further steps.
@@ -323,13 +332,14 @@ class DeviceEngine:
         """
         sequences = [(row, each) for row, each in enumerate(self._sequences) if each is not None]
         counts = [each.remaining for _, each in sequences]
-        steps = min(STEPS, min(counts) if is_more else max(counts))
+        steps = min(STEPS, max(min(counts), self._patience) if is_more else max(counts))
         if any(not each.launched for _, each in sequences):
             steps = 1  # deliver a first token without delay
         longest = max(len(each.request.ids) + each.launched for _, each in sequences) + steps
         self._last = step = held.step(self.model, sequences[-1][0] + 1, longest)
         for _ in range(steps):
             step()
+        self._since += steps
         self._batches.append(_Batch(sequences, held.state.read_later(steps, step.rows)))
         for row, each in sequences:
             each.launched += steps

@@ -130,6 +130,23 @@ def test_the_host_launches_ahead_and_no_step_that_nobody_needs(
     assert events.count("step") == 6  # both rows are given to the next request when their last step was launched
 
 
+def test_rows_that_become_free_are_filled_together(
+    model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 36 to 40 rows in use, prompts wait for 2 steps and share a pass; with 8, a row is filled at once."""
+    filled, pass_all = list[int](), device.Prompts.pass_all
+    monkeypatch.setattr(device.Prompts, "pass_all", lambda self, p: (filled.append(len(p)), pass_all(self, p))[1])
+    requests = [Request([i % 50 + 1, 2], GREEDY, 2 + i % 16) for i in range(120)]
+    expected = by_request(EagerEngine(model).run(requests), 120)
+    for rows, least in ((40, 4.0), (8, 1.0)):
+        filled.clear()
+        engine = DeviceEngine(model, rows=rows, capacity=32)
+        assert by_request(engine.run(requests), 120) == expected
+        assert filled[0] == rows and sum(filled) == 120
+        refills = filled[1 : len(filled) // 2]
+        assert (sum(refills) / len(refills) >= least) and (rows == 40 or 1 in refills)
+
+
 @pytest.mark.parametrize("count", [5, 9])  # with 5 all steps are launched when the second token is read
 def test_a_cancelled_request_gets_no_more(model: genesis_models.CausalLM, count: int) -> None:
     requests = [Request([i + 1], GREEDY, count) for i in range(5)]
