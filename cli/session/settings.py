@@ -16,7 +16,7 @@ from genesis.files.strict_json import read_limited
 from genesis.train.config import LORA, Config, LoraConfig
 from genesis.train.config_file import parse_config
 from genesis.train.config_help import show
-from genesis.train.state import platform_of
+from genesis.train.state import platform_changes, platform_of
 from genesis.train.strict_yaml import MAX_BYTES
 from genesis_models.adapters import read_adapter
 from genesis_models.chat_files import file_drawing
@@ -116,8 +116,6 @@ def check_recorded(folders: Iterable[Path], device: Device) -> None:
         for each in (folder, *checkpoints):
             with suppress(ModelError, OSError):  # most folders have no manifest
                 recorded = read_manifest(each).metadata.get("exact")
-                if not isinstance(recorded, dict) or recorded == now:
-                    continue
-                changed = [f"{key} {escape(recorded.get(key))}, now {value}" for key, value in now.items()]
-                what = f"the run was trained exactly with {'; '.join(changed)}: sums would differ"
-                raise DeviceError(what, where=escape(each), next="use the recorded GPU model and Triton")
+                if isinstance(recorded, dict) and (changes := platform_changes(recorded, now)):
+                    what = f"the run was trained exactly with {changes}: sums would differ"
+                    raise DeviceError(what, where=escape(each), next="use the recorded GPU model and Triton")

@@ -122,6 +122,7 @@ class TokenSet:
         splits: int64 `[S]`, number of tokens of the first of a sample's two sequences. Each sequence is a prompt and an
             answer: chosen and rejected, or a judged answer and another prompt's answer. None: one sequence each.
         is_good: `[S]`, whether a judged answer is good. None: answers are not judged.
+        margins: float64 `[S]`, margins of pairs. None: the samples are not preferences.
     """
 
     stream: npt.NDArray[np.unsignedinteger]
@@ -137,6 +138,7 @@ class TokenSet:
     weights: npt.NDArray[np.float64] | None = None
     splits: Ints | None = None
     is_good: npt.NDArray[np.bool_] | None = None
+    margins: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -192,7 +194,7 @@ class TokenSet:
 
     def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
         """Return the samples for which the mask `[S]` is true, of the same documents."""
-        names = ("starts", "lengths", "documents", "target_bytes", "weights", "splits", "is_good")
+        names = ("starts", "lengths", "documents", "target_bytes", "weights", "splits", "is_good", "margins")
         kept: dict[str, Any] = {name: a if (a := getattr(self, name)) is None else a[samples] for name in names}
         return replace(self, **kept)
 

@@ -242,7 +242,7 @@ def _truncated_pairs(
     tokens: TokenSet, seq_len: int, affected: npt.NDArray[np.bool_]
 ) -> tuple[TokenSet, tuple[Note, ...]]:
     notes = [_note(tokens, affected, seq_len, "truncated, both answers alike")]
-    short, _, is_left = fit_pairs(tokens, seq_len)
+    short, is_left = fit_pairs(tokens, seq_len)
     if not is_left.all():
         what = "of them have equal answers or an answer without a target after truncation, and are left out"
         notes.append(Note(int((~is_left).sum()), what, _name(tokens, int(np.argmin(is_left)))))

@@ -30,12 +30,11 @@ def _copied(tokens: TokenSet, starts: Ints, counts: Ints, splits: Ints) -> Token
     return replace(tokens, stream=tokens.stream[places], starts=first, lengths=lengths, mask=mask, splits=splits)
 
 
-def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.bool_]]:
     """Truncate pairs that are longer than a row: cut both answers after the largest number of tokens that fits.
 
     Returns:
-        All pairs; a mask `[S]` of those that were cut; a mask `[S]` of those that still have two different answers with
-        a target each.
+        All pairs, and a mask `[S]` of those that still have two different answers with a target each.
     """
     assert tokens.splits is not None
     first, last = tokens.splits, tokens.lengths - tokens.splits
@@ -52,7 +51,7 @@ def fit_pairs(tokens: TokenSet, seq_len: int) -> tuple[TokenSet, npt.NDArray[np.
     for n in np.flatnonzero(is_cut & (kept[:, 0] == kept[:, 1])).tolist():
         sides = (found.stream[found.starts[n] : middle[n]], found.stream[middle[n] : ends[n]])
         is_left[n] &= not np.array_equal(*sides)
-    return found, is_cut, is_left
+    return found, is_left
 
 
 def mismatched(tokens: TokenSet, seq_len: int) -> TokenSet:

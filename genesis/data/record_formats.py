@@ -9,7 +9,7 @@
 | dolly | instruction, response, context?, system?, history? | a conversation, as for alpaca |
 | question_answer | question, answer, context?, system?, history? | a conversation, as for alpaca |
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
-| preference | prompt?, chosen, rejected, tools? | a pair of answers, only for objectives that learn from pairs |
+| preference | prompt?, chosen, rejected, margin?, tools? | a pair of answers; only for objectives of pairs |
 | unpaired | prompt, completion, label (a bool), tools? | a judged answer, only for objectives that learn from them |
 
 If a pair has no `prompt`, the prompt is what both answers begin with: messages, or words. alpaca and ShareGPT are
@@ -24,6 +24,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -50,6 +51,7 @@ Format = Literal["auto", "text", "messages", "prompt_completion", "alpaca", "dol
 Field = Literal[
     "text", "messages", "tools", "prompt", "completion", "instruction", "input", "output", "system", "history",
     "response", "question", "answer", "context", "conversations", "role", "content", "chosen", "rejected", "label",
+    "margin",
 ]  # fmt: skip
 FieldNames = Mapping[Field, str]
 FIELDS: tuple[str, ...] = get_args(Field)
@@ -65,7 +67,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 }
 # What an objective learns from -> the name of the records' format, its required and its optional fields.
 _PREFERENCES: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "pairs": ("preference", ("chosen", "rejected"), ("prompt", "tools")),
+    "pairs": ("preference", ("chosen", "rejected"), ("prompt", "margin", "tools")),
     "judged": ("unpaired", ("prompt", "completion", "label"), ("tools",)),
 }
 PREFERENCES = frozenset(format for format, *_ in _PREFERENCES.values())
@@ -273,7 +275,7 @@ class RecordFormat:
 
     def _pair(self, found: Mapping[str, Any], position: Position) -> Pair:
         prompt, chosen, rejected = (found[field] for field in ("prompt", "chosen", "rejected"))
-        names = self._name("chosen"), self._name("rejected")
+        names, margin = (self._name("chosen"), self._name("rejected")), self._margin(found["margin"], position)
         if chosen == rejected:
             raise position.defect(EQUAL, "the chosen and the rejected answer are equal", field=names[1])
         if isinstance(chosen, str) and isinstance(rejected, str):
@@ -284,7 +286,7 @@ class RecordFormat:
             answers = [
                 self._answer(prompt, text, n, position) for n, text in zip(names, (chosen, rejected), strict=True)
             ]
-            return Pair(*answers)
+            return Pair(*answers, margin)
         if isinstance(chosen, list) and isinstance(rejected, list):
             found_in = zip(names, (chosen, rejected), strict=True)
             first, second = (read_messages(each, position, name, self._keys()) for name, each in found_in)
@@ -300,9 +302,22 @@ class RecordFormat:
                 if not any(message["role"] != "system" for message in first[:count]):
                     raise self._no_prompt("the two conversations do not begin with the same messages", position)
             tools, both = self._tools(found, position), zip(names, (first, second), strict=True)
-            return Pair(*(self._said(messages, tools, count, name, position) for name, messages in both))
+            return Pair(*(self._said(messages, tools, count, name, position) for name, messages in both), margin)
         what = f"{names[0]} is {describe(chosen)} and {names[1]} {describe(rejected)}"
         raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
+
+    def _margin(self, value: object, position: Position) -> float:
+        """Return the margin of a pair; 0 without one. Raises: Defect."""
+        if value is None or value == "":
+            return 0.0
+        if isinstance(value, str):  # in CSV
+            with suppress(ValueError):
+                value = float(value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            found = quote(value) if isinstance(value, str | float) else describe(value)
+            what = f"the margin is {found}, not a finite number"
+            raise position.defect("wrong type", what, "write a number, such as 0.5", self._name("margin"))
+        return float(value)
 
     def _judged(self, found: Mapping[str, Any], position: Position) -> Judged:
         prompt, completion, label = (found[field] for field in ("prompt", "completion", "label"))

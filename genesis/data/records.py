@@ -41,10 +41,15 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two answers to one prompt; `chosen` is the preferred one."""
+    """Two answers to one prompt; `chosen` is the preferred one.
+
+    Attributes:
+        margin: by how much the reward of `chosen` is to exceed that of `rejected`; only reward models learn it.
+    """
 
     chosen: Completion | Conversation
     rejected: Completion | Conversation
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ def _json(value: object) -> str:
 
 def _value(record: Record) -> dict[str, Any]:
     if isinstance(record, Pair):
-        return {"chosen": _value(record.chosen), "rejected": _value(record.rejected)}
+        margin = {"margin": record.margin} if record.margin else {}
+        return {"chosen": _value(record.chosen), "rejected": _value(record.rejected), **margin}
     if isinstance(record, Judged):
         return {**_value(record.answer), "label": record.is_good}
     if isinstance(record, Completion):

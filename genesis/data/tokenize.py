@@ -8,8 +8,9 @@ spell out special tokens.
 
 With records, `offsets.bin` is per sample, and other parts replace `unpredicted.bin`: `documents.bin` (S uint64: the
 document of each sample), `mask.bin` (one byte per token, 1 for a target), `target_bytes.bin` (S uint64: the bytes of
-text that the targets encode), `left_out.json` (records without a sample), `notes.json` (remarks about turns and
-messages).
+text that the targets encode), `sides.bin` (S uint64: of a preference, `splits` or `is_good` of `TokenSet`),
+`margins.bin` (S float64: margins of pairs), `left_out.json` (records without a sample), `notes.json` (remarks about
+turns and messages).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from genesis.errors import DataError, escape
 from genesis.files.cache import Cache, Entry, EntryWriter, State
 from genesis.files.strict_json import parse_object
 
-FORMAT = 2  # of the files, and of the rules that convert a document to ids
+FORMAT = 3  # of the files, and of the rules that convert a document to ids
 TOKENS_NAME = "tokens.bin"
 OFFSETS_NAME = "offsets.bin"
 UNPREDICTED_NAME = "unpredicted.bin"
@@ -40,6 +41,7 @@ DOCUMENTS_NAME = "documents.bin"
 MASK_NAME = "mask.bin"
 TARGET_BYTES_NAME = "target_bytes.bin"
 SIDES_NAME = "sides.bin"
+MARGINS_NAME = "margins.bin"
 LEFT_OUT_NAME = "left_out.json"
 NOTES_NAME = "notes.json"
 
@@ -146,6 +148,7 @@ def tokenize(
     if learns != "tokens":
         sides = _integers(cached.entry, SIDES_NAME)
         tokens = replace(tokens, splits=sides) if learns == "pairs" else replace(tokens, is_good=sides > 0)
+        tokens = replace(tokens, margins=np.frombuffer(cached.entry.part(MARGINS_NAME), "<f8"))
     special = parse_object(bytes(cached.entry.part(SPECIAL_NAME)), where=SPECIAL_NAME)
     return Tokenized(tokens, cached.state, SpecialText(special["documents"], special["example"]), left_out, notes)
 
@@ -293,7 +296,7 @@ class _Records:
     def __init__(self, encoder: ChatEncoder, index: DocumentIndex, on_error: Literal["fail", "skip"]) -> None:
         self._encoder, self._index, self._fails = encoder, index, on_error == "fail"
         self._documents, self._target_bytes, self._mask = list[int](), list[int](), bytearray()
-        self._sides = list[int]()
+        self._sides, self._margins = list[int](), list[float]()
         self._left_out: dict[str, list[Any]] = {}  # kind -> count, and number and defect of the first
         self._notes: dict[str, list[Any]] = {}
 
@@ -321,6 +324,7 @@ class _Records:
             for sample in kept:
                 self._add(item.document, sample.target_bytes, sample.is_target)
                 self._sides.append(sample.split or int(sample.is_good))
+                self._margins.append(sample.margin)
                 yield sample.ids
 
     def _add(self, document: int, target_bytes: int, is_target: npt.NDArray[np.bool_]) -> None:
@@ -337,5 +341,6 @@ class _Records:
         folder.write(MASK_NAME, bytes(self._mask))
         folder.write(TARGET_BYTES_NAME, np.array(self._target_bytes, "<u8").tobytes())
         folder.write(SIDES_NAME, np.array(self._sides, "<u8").tobytes())
+        folder.write(MARGINS_NAME, np.array(self._margins, "<f8").tobytes())
         folder.write(LEFT_OUT_NAME, json.dumps(self._left_out).encode("utf-8"))
         folder.write(NOTES_NAME, json.dumps(self._notes).encode("utf-8"))

@@ -54,7 +54,7 @@ from genesis.optim.states import MASTER
 from genesis.tensor import Tensor
 from genesis.train.optimizer import restore_optimizer
 from genesis.train.ranks import SAVING_S, Ranks
-from genesis.train.state import Best, Interval, Share, Snapshot, TrainState
+from genesis.train.state import Best, Interval, Share, Snapshot, TrainState, platform_changes
 
 BEST = "best"  # value of `--resume-from` for the checkpoint of the best evaluation
 
@@ -411,12 +411,7 @@ def _copy_into(target: Tensor, source: np.ndarray, name: str, folder: Path) -> N
 
 def _check_platform(recorded: Any, now: dict[str, str] | None, folder: Path) -> None:
     """Refuse to continue an exact run on another GPU model or with another version of Triton."""
-    if now is None or recorded == now:
-        return
-    was = recorded if isinstance(recorded, dict) else {}
-    changed = [f"{key} {escape(was.get(key))}, now {value}" for key, value in now.items() if was.get(key) != value]
-    raise DeviceError(
-        f"train.exact: the checkpoint was computed with {'; '.join(changed)}: sums would differ",
-        where=escape(folder),
-        next="resume with the recorded GPU model and Triton, or start a new run from this checkpoint's model",
-    )
+    if now is not None and (changes := platform_changes(recorded, now)):
+        what = f"train.exact: the checkpoint was computed with {changes}: sums would differ"
+        next = "resume with the recorded GPU model and Triton, or start a new run from this checkpoint's model"
+        raise DeviceError(what, where=escape(folder), next=next)

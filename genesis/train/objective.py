@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
-import numpy as np
 import numpy.typing as npt
 
 import genesis
@@ -65,7 +64,7 @@ class Preparation:
 
 
 class Objective:
-    """Base class of objectives; a subclass implements `fields`, `loss` and `measure`.
+    """Base class of objectives; a subclass implements `loss` and `measure`, and `fields` if it reads others.
 
     The loss of a step is the sum over its targets, divided by their number in all micro-batches of all ranks. The
     subclass defines what a target is: a token, a pair of answers.
@@ -109,9 +108,10 @@ class Objective:
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
         """Return the arrays that the loss reads: int64 or float64, rows first, with the same shapes for every batch.
 
-        CPU threads split the rows. The memory plan requests the fields of a batch without samples.
+        They are ids, labels and positions `[B, T]`, unless a subclass needs others. CPU threads split the rows. The
+        memory plan requests the fields of a batch without samples.
         """
-        raise NotImplementedError
+        return batch.input_ids, batch.labels, batch.position_ids
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
@@ -136,10 +136,6 @@ class NextTokens(Objective):
 
     held_out_figures: ClassVar[Mapping[str, str]] = {"token_accuracy": "share of targets that are the likeliest token"}
     is_cross_entropy: ClassVar[bool] = True
-
-    def fields(self, batch: Batch) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return ids, labels and positions `[B, T]`."""
-        return batch.input_ids, batch.labels, batch.position_ids
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
@@ -180,10 +176,6 @@ class Distillation(Objective):
     @property
     def frozen(self) -> Sequence[Array]:
         return [p.array for _, p in self.teacher.named_parameters()]
-
-    def fields(self, batch: Batch) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return ids, labels and positions `[B, T]`."""
-        return batch.input_ids, batch.labels, batch.position_ids
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor

@@ -174,12 +174,15 @@ def _log_odds(mean: Tensor) -> Tensor:
 # --- Reward models ----------------------------------------------------------------------------------------------------
 
 
-def reward(chosen: Tensor, rejected: Tensor, *, gamma: float, center_rewards_coefficient: float) -> Tensor:
-    """Bradley-Terry: -log σ(r_c - r_r - γ) + c·(r_c + r_r)² for rewards `[N]` (Ouyang et al., 2022, eq. 1).
+def reward(
+    chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, *, gamma: float, center_rewards_coefficient: float
+) -> Tensor:
+    """Bradley-Terry: -log σ(r_c - r_r - m - γ) + c·(r_c + r_r)² for rewards `[N]` (Ouyang et al., 2022, eq. 1).
 
-    The margin γ is that of Llama 2 (Touvron et al., 2023, eq. 2), and the second term that of Eisenstein et al., 2023.
+    m are the margins of pairs as in Llama 2 (Touvron et al., 2023, eq. 2), γ is one margin for all. The second term is
+    that of Eisenstein et al., 2023.
     """
-    losses = -F.logsigmoid(chosen - rejected - gamma)
+    losses = -F.logsigmoid(chosen - rejected - margin - gamma)
     return losses + center_rewards_coefficient * (chosen + rejected).square()
 
 

@@ -284,13 +284,18 @@ class RewardObjective(Preferences):
         super().__init__(settings, None)
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
-        """Return ids and positions `[B, T]`, and the column of each sequence's last token `[B, 2P]`; -1 for none."""
+        """Return ids and positions `[B, T]`, the column of each sequence's last token `[B, 2P]`, -1 for none, and the
+        margin of each pair `[B, P]`.
+        """
         rows, length = batch.input_ids.shape
         last = np.full((rows, max(1, length // _LEAST), 2), -1, np.int64)
+        margins = np.zeros(last.shape[:2])
         if batch.tokens is not None and batch.tokens.splits is not None:
             ends = np.stack([batch.tokens.splits[batch.samples[:, 1]], batch.samples[:, 3]], -1)
             last[_places(batch)] = batch.columns[:, None] + ends - 1
-        return batch.input_ids, batch.position_ids, last.reshape(rows, -1)
+            if batch.tokens.margins is not None:
+                margins[_places(batch)] = batch.tokens.margins[batch.samples[:, 1]]
+        return batch.input_ids, batch.position_ids, last.reshape(rows, -1), margins
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
@@ -303,11 +308,12 @@ class RewardObjective(Preferences):
 
     def _sums(self, model: Any, fields: Sequence[Tensor]) -> list[Tensor]:
         """Return the summed loss, 0-d, and the sums of `figures`."""
-        input_ids, position_ids, last = fields
+        input_ids, position_ids, last, margin = fields
         is_there = (last.reshape(len(last), -1, 2)[..., 0] >= 0).to(dtype="float32")  # [B, P]
         rewards = model.rewards(input_ids, last.maximum(0), position_ids).reshape(len(last), -1, 2)
         chosen, rejected = rewards[..., 0] * is_there, rewards[..., 1] * is_there
-        losses, margins = reward(chosen, rejected, **self.settings), (chosen - rejected).detach()
+        losses = reward(chosen, rejected, margin.to(dtype="float32"), **self.settings)
+        margins = (chosen - rejected).detach()
         means, is_right = (chosen + rejected).detach() / 2, (margins > 0).to(dtype="float32")
         return [(each * is_there).sum() for each in (losses, means, margins, is_right)]
 

@@ -26,7 +26,7 @@ from genesis.array import Array
 from genesis.backend import CPU, Device, backend_for
 from genesis.backend.cpu import threads
 from genesis.data.loader import PackedLoader
-from genesis.errors import DeviceError, OutOfMemoryError
+from genesis.errors import DeviceError, OutOfMemoryError, escape
 from genesis.files.hashing import StateHash
 from genesis.files.safetensors import TensorSource
 from genesis.op import registry
@@ -191,6 +191,12 @@ class Share(NamedTuple):
 def platform_of(device: Device) -> dict[str, str]:
     """Return the GPU model and the version of Triton, which determine the bits of exact sums."""
     return {"gpu": cuda.get_device_name(device), "triton": version("triton")}
+
+
+def platform_changes(recorded: object, now: Mapping[str, str]) -> str:
+    """Return in words how a checkpoint's record of `platform_of` differs from `now`; empty if it does not."""
+    was = recorded if isinstance(recorded, dict) else {}
+    return "; ".join(f"{key} {escape(was.get(key))}, now {now[key]}" for key in now if was.get(key) != now[key])
 
 
 @dataclass(frozen=True)

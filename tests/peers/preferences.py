@@ -61,7 +61,11 @@ KTO: dict[str, dict[str, Any]] = {
     "kto, weighted": {"desirable_weight": 1.5, "undesirable_weight": 0.5},
     "apo_zero_unpaired": {"loss_type": "apo_zero_unpaired"},
 }
-REWARD: dict[str, dict[str, Any]] = {"reward": {}, "reward, centered": {"center_rewards_coefficient": 0.01}}
+REWARD: dict[str, dict[str, Any]] = {
+    "reward": {},
+    "reward, centered": {"center_rewards_coefficient": 0.01},
+    "reward, margins": {"margins": [0.25 * n for n in range(max(map(len, PAIRS.values())))]},  # a field of records
+}
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids", "label")
 
 
@@ -101,6 +105,9 @@ def make_trainer(kind: Any, config: Any, settings: Mapping[str, Any], seed: int,
     """Return a trainer of all records of a seed, as one batch in their order."""
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     common = {"output_dir": folder, "report_to": [], "per_device_train_batch_size": len(rows), "use_cpu": True}
+    if (margins := settings.get("margins")) is not None:
+        settings = {}
+        rows = [{**row, "margin": margin} for row, margin in zip(rows, margins, strict=False)]
     common |= {"bf16": False, "gradient_checkpointing": False, "max_length": 120, "disable_dropout": True}
     if kind is not trl.KTOTrainer:
         common["train_sampling_strategy"] = "sequential"

@@ -20,7 +20,7 @@ from genesis_cli.main import main
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from tests.train.golden import BASE, noise
-from tests.train.preferences import make_pairs
+from tests.train.preferences import make_pairs, sums
 from tests.train.runs import assembled, load, rows, signal_in_step, train
 from tests.train.test_trl import begun, cases, compare, page
 
@@ -51,7 +51,8 @@ def test_golden(kind: str, seed: int, name: str) -> None:
     def loss() -> Tensor:
         rewards = model.rewards(ids, last, positions)[0].reshape(2, -1)
         settings = {"gamma": 0.0, "center_rewards_coefficient": 0.0, **case["settings"]}
-        return reward(rewards[0], rewards[1], **settings).mean()
+        margins = genesis.tensor(settings.pop("margins", [0.0] * len(of_seed["rows"]))[: len(of_seed["rows"])])
+        return reward(rewards[0], rewards[1], margins, **settings).mean()
 
     compare(model, loss, case)
 
@@ -82,6 +83,22 @@ def test_a_config_of_a_reward_model() -> None:
 def test_a_margin_is_subtracted() -> None:
     found = reward(genesis.tensor([2.0]), genesis.tensor([0.5]), gamma=1.0, center_rewards_coefficient=0.1)
     assert found.item() == pytest.approx(np.log1p(np.exp(-0.5)) + 0.1 * 2.5**2)
+
+
+def test_margins_of_records(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """All rewards are 0 at first, so that the first loss is the mean of log(1 + e^(margin + gamma))."""
+    records = [
+        {**row, "margin": margin} for row, margin in zip(sums(12), [0.5, None, "2", 1, -1.0, 0] * 2, strict=True)
+    ]
+    recipe = make_pairs(tmp_path, "reward", records)
+    more = (*QUIET, "data.eval_fraction=0", "train.batch_size=16", "train.steps=1")
+    for gamma in (0.0, 0.3):
+        train(load(recipe, "run", *more, f"objective={{name: reward, gamma: {gamma}}}"))
+        expected = np.log1p(np.exp(np.array([0.5, 0, 2, 1, -1, 0]) + gamma)).mean()
+        assert rows(tmp_path / "run")[0]["train/loss"] == pytest.approx(expected, rel=1e-5)
+        (tmp_path / "run").rename(tmp_path / f"run{gamma}")
+    assert main(["train", str(recipe), *more, "data.fields={margin: prompt}"]) == 4
+    assert "the margin is a list, not a finite number" in capfd.readouterr().err
 
 
 def test_a_packed_batch_has_the_rewards_of_single_sequences(tmp_path: Path) -> None:

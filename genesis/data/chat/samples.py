@@ -72,6 +72,7 @@ class Sample:
         notes: turns that cannot be learned and remarks about others; only in a conversation's first sample.
         split: for a pair, the number of tokens of the first sequence, the prompt with the chosen answer; otherwise 0.
         is_good: whether a judged answer is good.
+        margin: the margin of a pair.
     """
 
     ids: Ids
@@ -80,6 +81,7 @@ class Sample:
     notes: tuple[Defect | Remark, ...] = ()
     split: int = 0
     is_good: bool = False
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +378,8 @@ def _joined(document: Document, sides: list[list[Sample] | Defect]) -> list[Samp
         return _defect(document, TurnError(EQUAL, "the two answers have equal tokens", "remove the record"))
     ids, is_target = (np.concatenate([getattr(each, name) for each in found]) for name in ("ids", "is_target"))
     notes = tuple(dict.fromkeys(note for each in found for note in each.notes))
-    return [Sample(ids, is_target, first.target_bytes + last.target_bytes, notes, split=len(first.ids))]
+    size, margin = first.target_bytes + last.target_bytes, document.record.margin
+    return [Sample(ids, is_target, size, notes, split=len(first.ids), margin=margin)]
 
 
 def _batched(documents: Sequence[Document]) -> Iterator[Sequence[Document]]:
