@@ -286,7 +286,7 @@ class RecordFormat:
             answers = [
                 self._answer(prompt, text, n, position) for n, text in zip(names, (chosen, rejected), strict=True)
             ]
-            return Pair(*answers, margin)
+            return Pair(answers[0], answers[1], margin)
         if isinstance(chosen, list) and isinstance(rejected, list):
             found_in = zip(names, (chosen, rejected), strict=True)
             first, second = (read_messages(each, position, name, self._keys()) for name, each in found_in)
@@ -302,7 +302,8 @@ class RecordFormat:
                 if not any(message["role"] != "system" for message in first[:count]):
                     raise self._no_prompt("the two conversations do not begin with the same messages", position)
             tools, both = self._tools(found, position), zip(names, (first, second), strict=True)
-            return Pair(*(self._said(messages, tools, count, name, position) for name, messages in both), margin)
+            said = [self._said(messages, tools, count, name, position) for name, messages in both]
+            return Pair(said[0], said[1], margin)
         what = f"{names[0]} is {describe(chosen)} and {names[1]} {describe(rejected)}"
         raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
 
