@@ -10,18 +10,7 @@ import typer
 from genesis.errors import ModelError, UsageError
 from genesis.files.atomic import write_file
 from genesis.files.boundary import fitting
-from genesis_cli.options import (
-    Base,
-    Device,
-    Dtype,
-    Exact,
-    Folder,
-    Seed,
-    Temperature,
-    given_drawing,
-    settings,
-    weight_dtype,
-)
+from genesis_cli import options
 
 Data = Annotated[
     list[str] | None,
@@ -33,12 +22,6 @@ Task = Annotated[
 ]
 Match = Annotated[
     str, typer.Option("--match", metavar="HOW", help="How generated answers are judged: exact, number or regex.")
-]
-MaxTokens = Annotated[
-    int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated answer, in tokens.")
-]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before TEXT; may be repeated.")
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the answer to each question to FILE.")]
 SeqLen = Annotated[
@@ -60,12 +43,12 @@ Layers = Annotated[bool, typer.Option("--layers", help="With --check-exact, name
 
 
 def evaluate(
-    folder: Folder,
+    folder: options.Folder,
     data: Data = None,
     task: Task = None,
     match: Match = "exact",
-    max_tokens: MaxTokens = None,
-    stop: Stop = None,
+    max_tokens: options.MaxTokens = None,
+    stop: options.Stop = None,
     out: Out = None,
     seq_len: SeqLen = None,
     batch_size: BatchSize = None,
@@ -73,15 +56,15 @@ def evaluate(
     prompts: Prompts = None,
     check_exact: CheckExact = False,
     layers: Layers = False,
-    temperature: Temperature = None,
-    seed: Seed = None,
-    exact: Exact = False,
+    temperature: options.Temperature = None,
+    seed: options.Seed = None,
+    exact: options.Exact = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail at a question that exceeds the context, instead of cutting it.")
     ] = False,
-    base: Base = None,
-    device: Device = None,
-    dtype: Dtype = None,
+    base: options.Base = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the model in FOLDER on data or on questions.
@@ -91,14 +74,16 @@ def evaluate(
     """
     from genesis.train.config import DataConfig, EvalConfig, TrainConfig
 
-    run = settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
-    drawing = settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))
-    kind = weight_dtype(dtype, quantized=True)
+    run = options.settings(TrainConfig, batch_size=("--batch-size", batch_size), device=("--device", device))
+    drawing = options.settings(EvalConfig, sample_tokens=("--max-tokens", max_tokens))
+    kind = options.weight_dtype(dtype, quantized=True)
     if seq_len is not None:
-        settings(DataConfig, seq_len=("--seq-len", seq_len))
+        options.settings(DataConfig, seq_len=("--seq-len", seq_len))
     if check_exact != (prompts is not None):
         what = "--check-exact needs --prompts" if check_exact else "--prompts is only for --check-exact"
         raise UsageError(what, where="command line", next="give both")
+    if check_exact and (data or task is not None):
+        raise UsageError("--check-exact uses neither data nor a task", where="command line", next="run eval twice")
     if not data and task is None and not check_exact:
         raise UsageError("neither data nor a task is given", where="command line", next="give --data or --task")
     if exact and task is not None:
@@ -106,8 +91,8 @@ def evaluate(
     from genesis_cli import session
 
     if prompts is not None:
-        run |= settings(TrainConfig, seed=("--seed", seed))
-        heat = given_drawing(temperature=temperature).get("temperature")
+        run |= options.settings(TrainConfig, seed=("--seed", seed))
+        heat = options.given_drawing(temperature=temperature).get("temperature")
         how = {"max_tokens": drawing["sample_tokens"], "seed": run["seed"], "temperature": heat, "layers": layers}
         with fitting(ModelError, "running the model", folder):
             print(session.check_exact(folder, prompts, **how, device=run["device"], dtype=kind, base=base))

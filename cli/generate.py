@@ -29,10 +29,6 @@ Prompts = Annotated[
 ]
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the results of --prompts here.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Treat the prompt as a user's message in the chat template.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest continuation, in tokens.")]
-Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
-]
 Special = Annotated[
     bool,
     typer.Option(
@@ -49,13 +45,13 @@ def generate(
     out: Out = None,
     chat: Chat = False,
     system: options.System = None,
-    max_tokens: MaxTokens = None,
+    max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     min_p: options.MinP = None,
     repetition_penalty: options.Penalty = None,
-    stop: Stop = None,
+    stop: options.Stop = None,
     seed: options.Seed = None,
     base: options.Base = None,
     device: options.Device = None,

@@ -163,6 +163,10 @@ Penalty = Annotated[
     float | None,
     typer.Option("--repetition-penalty", metavar="R", help="Make repeated tokens less likely."),
 ]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", metavar="N", help="Longest generated text, in tokens.")]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End the text before TEXT; may be repeated.")
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Random seed; the same seed gives the same text.")
 ]

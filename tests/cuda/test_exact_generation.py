@@ -184,6 +184,7 @@ def test_on_the_cpu_the_commands_say_why_not(folder: Path) -> None:
     with pytest.raises(DeviceError, match="exact generation needs a GPU, but the model is on cpu"):
         list(generate(str(folder), "words", exact=True, **how))
     assert printed("eval", str(folder), "--check-exact")[0] == 2
+    assert printed("eval", str(folder), "--check-exact", "--prompts", str(folder), "--data", str(folder))[0] == 2
     assert printed("eval", str(folder), "--exact", "--data", str(folder), "--device", "cpu")[0] == 6
 
 
