@@ -27,7 +27,7 @@ from genesis.errors import ModelError, escape
 from genesis.files import strict_json
 from genesis.files.boundary import boundary
 from genesis.files.cache import Cache, user_folder
-from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER_CONFIG
+from genesis.files.hf import CHAT_TEMPLATE, GENERATION_CONFIG, INDEX_NAME, TOKENIZER_CONFIG, WEIGHTS_NAME
 from genesis.files.paths import exists, is_folder, quote, safe_join
 from genesis.files.strict_json import parse_object, read_limited
 
@@ -97,9 +97,13 @@ def read_tokenizer(path: str | os.PathLike[str]) -> TokenizerFiles:
         raise ModelError(f"no tokenizer exists at {quote(os.fspath(path), 400)}", next="check data.tokenizer")
     if not exists(folder / name):
         raise _without_tokenizer(folder)
+    # A file that is listed but vanishes before it is read is an error: the tokenizer would differ without it.
+    names = set(os.listdir(folder))
+    if MODEL_CONFIG not in names and names & {WEIGHTS_NAME, INDEX_NAME}:
+        raise ModelError(f"the model folder has no {MODEL_CONFIG}", where=escape(folder), next=_REMEDY)
     files = {TOKENIZER_NAME: read_limited(safe_join(folder, name, where=where), MAX_TOKENIZER_BYTES)}
     for companion in (TOKENIZER_CONFIG, MAPPING_NAME, ADDED_NAME, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
-        if exists(folder / companion):
+        if companion in names:
             files[companion] = read_limited(safe_join(folder, companion, where=escape(folder)), MAX_COMPANION_BYTES)
     checked = cached_tokenizer(files, _CODE, lambda: _checked(files, folder, where))
     return TokenizerFiles(checked, {k: v for k, v in files.items() if k not in _MODEL_FILES}, where)

@@ -396,6 +396,22 @@ def test_missing_large_and_special_files_are_refused(
         Tokenizer.load(folder)
 
 
+def test_a_model_config_that_vanishes_is_an_error(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the folder is listed, and after it."""
+    write(tmp_path, byte_level(tokenizer))
+    Tokenizer.load(tmp_path)
+    with monkeypatch.context() as patch:
+        listed = [*os.listdir(tmp_path), "config.json"]
+        patch.setattr(os, "listdir", lambda path: listed)
+        with pytest.raises(ModelError, match=r"config\.json"):
+            Tokenizer.load(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_mutated_tokenizers_load_or_are_refused_and_never_panic(
     tokenizer: Tokenizer, tmp_path: Path, seed: int
