@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
     "train": (6_655, ("genesis/train/",)),
-    "data": (6_055, ("genesis/data/",)),
+    "data": (6_058, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (3_285, ("genesis/compiler/",)),
     "core and nn": (28_160, ("genesis/",)),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_312, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (91_399, ("tests/",)),
+    "tests": (91_429, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
