@@ -6,8 +6,8 @@ forward, or computed again by elementwise ops from values that are stored.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 
 from genesis.compiler.graph import Call, Graph, Value
 
@@ -17,6 +17,9 @@ CHEAP = frozenset((
     "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "clamp", "sign", "relu",
 ))  # fmt: skip
 _ENDLESS = 1 << 62
+_Node = tuple[Value | None, int]
+_SOURCE: _Node = (None, 0)
+_SINK: _Node = (None, 1)
 
 
 def saved_values(
@@ -80,66 +83,51 @@ def _cut(
     Each value is a pair of nodes joined by an edge whose capacity is its bytes: written and read, or only read if
     forward stores it anyway. Calls in `fixed` are not computed again.
     """
-    flow: dict[object, dict[object, int]] = {}
+    flow: defaultdict[_Node, dict[_Node, int]] = defaultdict(dict)
 
-    def edge(a: object, b: object, capacity: int) -> None:
-        flow.setdefault(a, {})[b] = capacity
-        flow.setdefault(b, {}).setdefault(a, 0)
+    def edge(a: _Node, b: _Node, capacity: int) -> None:
+        flow[a][b] = capacity
+        flow[b].setdefault(a, 0)
 
-    def enter(v: Value) -> object:
-        return ("in", v)
-
-    def leave(v: Value) -> object:
-        return ("out", v)
-
+    # A value v enters at (v, 0) and leaves at (v, 1).
     made_by = {v: call for call in calls for v in call.outputs if v in forward}
     stack, seen = list(needed), set()
     for v in needed:
-        edge(leave(v), "sink", _ENDLESS)
+        edge((v, 1), _SINK, _ENDLESS)
     while stack:
         v = stack.pop()
         if v in seen:
             continue
         seen.add(v)
-        edge(enter(v), leave(v), max(1, v.nbytes) * (1 if v in stored else 2))
+        edge((v, 0), (v, 1), max(1, v.nbytes) * (1 if v in stored else 2))
         call = made_by.get(v)
         if v in inputs or call is None or call in fixed:
-            edge("source", enter(v), _ENDLESS)
+            edge(_SOURCE, (v, 0), _ENDLESS)
             continue
         for u in call.reads:
-            edge(leave(u), enter(v), _ENDLESS)
+            edge((u, 1), (v, 0), _ENDLESS)
             stack.append(u)
-    if "source" not in flow or "sink" not in flow:
-        return set()
-    while (path := _path(flow)) is not None:
+    # Augment shortest paths until the source does not reach the sink.
+    while _SINK in (before := _reached(flow)):
+        path, node = [], _SINK
+        while (previous := before[node]) is not None:
+            path.append((previous, node))
+            node = previous
         amount = min(flow[a][b] for a, b in path)
         for a, b in path:
             flow[a][b] -= amount
             flow[b][a] += amount
-    reached = _reached(flow)
-    return {v for v in seen if enter(v) in reached and leave(v) not in reached}
+    return {v for v in seen if (v, 0) in before and (v, 1) not in before}
 
 
-def _reached(flow: dict[object, dict[object, int]]) -> dict[object, object]:
+def _reached(flow: Mapping[_Node, dict[_Node, int]]) -> dict[_Node, _Node | None]:
     """The nodes that the source still reaches, each with the node before it."""
-    before: dict[object, object] = {"source": None}
-    queue = deque(["source"])
+    before: dict[_Node, _Node | None] = {_SOURCE: None}
+    queue = deque([_SOURCE])
     while queue:
         a = queue.popleft()
         for b, capacity in flow[a].items():
             if capacity > 0 and b not in before:
                 before[b] = a
-                queue.append(b)  # type: ignore[arg-type]
+                queue.append(b)
     return before
-
-
-def _path(flow: dict[object, dict[object, int]]) -> list[tuple[object, object]] | None:
-    """A shortest path from source to sink with capacity left, as pairs of nodes; None if there is none."""
-    before = _reached(flow)
-    if "sink" not in before:
-        return None
-    path, node = [], "sink"
-    while before[node] is not None:
-        path.append((before[node], node))
-        node = before[node]  # type: ignore[assignment]
-    return path  # type: ignore[return-value]

@@ -19,8 +19,7 @@ from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node, t
 from genesis.backend import mode
 from genesis.compiler.graph import Graph, Value
 from genesis.compiler.partition import saved_values
-from genesis.compiler.program import Program
-from genesis.compiler.replay import Replayed
+from genesis.compiler.program import Program, Replayed
 from genesis.compiler.trace import Break, Trace, active
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, execute, registry

@@ -371,24 +371,28 @@ class _Writer:
         text = f"tl.broadcast_to({text}, [R, C$])"
         return text if columns & (columns - 1) == 0 else f"tl.where(k$, {text}, {other})"
 
-    def reduce_row(
-        self, value: str, neutral: str, work: DType, join: str = "{} + {}", form: str = "tl.sum({}, 1)"
-    ) -> str:  # fmt: skip
-        """Return the reduction of a value over its row.
-
-        Args:
-            join: reduces two values.
-            form: reduces the columns of a tile.
-        """
+    def reduce_row(self, value: str, op: str, work: DType) -> str:
+        """Return the reduction of a value over its row."""
+        neutral, join, form = self.joined(op, work)
         value = self.masked(value, neutral)
         if not self.is_looped:
-            pieces = [f"{form.format(value)}[:, None]".replace("$", end) for end in PIECES[: len(self.pieces)]]
+            pieces = [f"{form.format(value, 1)}[:, None]".replace("$", end) for end in PIECES[: len(self.pieces)]]
             return functools.reduce(join.format, pieces)
         name = f"s{len(self.sums)}"
         first = f"{name} = tl.full([R, C], {neutral}, {_word(work)})"
         self.sums.append((self.level, first, f"{name} = {join.format(name, value)}"))
         self.level += 1
-        return f"{form.format(name)}[:, None]"
+        return f"{form.format(name, 1)}[:, None]"
+
+    def joined(self, op: str, work: DType) -> tuple[str, str, str]:
+        """The neutral value of a reduction, the reduction of two values, and the reduction of a dimension of a tile."""
+        if op in ("amax", "amin"):
+            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
+            return _extreme(work, op), combine + "({}, {})", f"tl.reduce({{}}, {{}}, {combine})"
+        if op in ("any", "all"):
+            name, neutral = ("max", "0") if op == "any" else ("min", "1")
+            return neutral, f"tl.{name}imum({{}}, {{}})", f"tl.{name}({{}}, {{}})"
+        return "0", "{} + {}", "tl.sum({}, {})"
 
     def reduction(self, call: Call) -> None:
         """Write a reduction over the columns of the tile."""
@@ -397,22 +401,16 @@ class _Writer:
         value = self.operand(x, call, work)
         if op == "count_nonzero":
             value = f"converted(converted({self.operand(x, call, work_type(x.dtype))}, tl.int1), tl.int64)"
-        if op in ("amax", "amin"):
-            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
-            form = f"tl.reduce({{}}, 1, {combine})"
-            text = self.reduce_row(value, _extreme(work, op), work, combine + "({}, {})", form)
-        elif op in ("any", "all"):
-            name, other = ("max", "0") if op == "any" else ("min", "1")
-            form = f"tl.{name}({{}}, 1)"
-            text = self.reduce_row(f"{value}.to(tl.int32)", other, int32, f"tl.{name}imum({{}}, {{}})", form) + " != 0"
-        elif op == "var":  # in two passes over the row
+        if op == "var":  # in two passes over the row
             name = f"v{len(self.names)}"
-            self.emit(f"{name}_sum = {self.reduce_row(value, '0', work)}")
+            self.emit(f"{name}_sum = {self.reduce_row(value, op, work)}")
             self.emit(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
             count = max(columns - call.attrs.get("correction", 1), 0.0)
-            text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', '0', work)}) / {self.full(count, work)}"
+            text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', op, work)}) / {self.full(count, work)}"
+        elif op in ("any", "all"):
+            text = self.reduce_row(f"{value}.to(tl.int32)", op, int32) + " != 0"
         else:
-            text = self.reduce_row(value, "0", work)
+            text = self.reduce_row(value, op, work)
             text = f"({text}) / {columns}" if op == "mean" else text
         self.keep(call, text, work, "[R, 1]")
 
@@ -426,14 +424,10 @@ class _Writer:
         value = self.operand(call.inputs[0], call, work)
         whole = len(reduced_axes(call)) == len(self.group.space)
         mask, name = ("m", f"t{j}") if self.group.split is None else ("m & k$", f"t{j}$")
-        tile = f"tl.broadcast_to({value}, {self.tile})"
-        if op in ("amax", "amin"):
-            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
-            self.emit(f"{name} = {combine}({name}, tl.where({mask}, {tile}, {_extreme(work, op)}))")
-            text = f"tl.reduce({name}, 0, {combine})"
-        else:
-            self.emit(f"{name} += tl.where({mask}, {tile}, 0)")
-            text = f"tl.sum({name}, 0)"
+        neutral, join, form = self.joined(op, work)
+        tile = f"tl.where({mask}, tl.broadcast_to({value}, {self.tile}), {neutral})"
+        self.emit(f"{name} = {join.format(name, tile)}")
+        text = form.format(name, 0)
         if op == "mean":
             text = f"{text} / {float(numel([self.group.space[a] for a in reduced_axes(call)]))}"
         if whole:
@@ -508,7 +502,7 @@ class _Writer:
                 starts = [" + ".join(["0", *(f"C{end}" for end in ends[:i])]) for i in range(len(ends))]
                 head = [*(f"first{end} = {start}" for end, start in zip(ends, starts, strict=True)), *head]
         for j, call in enumerate(totals):
-            start = _extreme(accumulator(call), call.op.name) if call.op.name in ("amax", "amin") else "0"
+            start = self.joined(call.op.name, accumulator(call))[0]
             name = f"t{j}" if self.group.split is None else f"t{j}$"
             head.append(f"{name} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
         pad, lines = " " * 4, [line for _, line in self.lines]

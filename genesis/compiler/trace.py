@@ -6,8 +6,9 @@ A function that needs a value in memory, such as `item()`, cannot be traced: `Br
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -17,12 +18,12 @@ from genesis import array as arrays
 from genesis.array import Array, Spec
 from genesis.autograd.graph import calling_line
 from genesis.backend import Backend, Device, backend_for
-from genesis.compiler.decompose import decomposition
+from genesis.compiler.fuse import longest_row
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import DType
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, registry, tracing
-from genesis.shapes import Shape, contiguous_strides, is_dense
+from genesis.shapes import Shape, contiguous_strides, is_dense, normalize_axes, numel
 
 
 class Break(BaseException):
@@ -303,3 +304,50 @@ def contains(outer: Array, inner: Array) -> bool:
         return True
     (a, b), (c, d) = _extent(outer), _extent(inner)
     return outer.dtype is inner.dtype and 0 not in inner.shape and a <= c and d <= b
+
+
+# --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------
+
+
+def _softmax(x: Array, dim: int = -1, *, log: bool) -> Array:
+    """e^(x - max) / Σ e^(x - max), or its logarithm."""
+    kept: dict[str, Any] = {"axes": (dim,), "keepdim": True}
+    shifted = registry["sub"](x, registry["amax"](x, **kept))
+    powers = registry["exp"](shifted)
+    total = registry["sum"](powers, **kept)
+    result: Array = registry["sub"](shifted, registry["log"](total)) if log else registry["div"](powers, total)
+    return result
+
+
+def _logsumexp(x: Array, axes: Any = None, keepdim: bool = False) -> Array:
+    """max + log Σ e^(x - max); the shift of an infinite maximum is 0."""
+    dims = normalize_axes(axes, x.ndim)
+    highest = registry["amax"](x, axes=dims, keepdim=True)
+    finite = registry["where"](registry["isfinite"](highest), highest, 0.0)
+    total = registry["sum"](registry["exp"](registry["sub"](x, finite)), axes=dims, keepdim=True)
+    result: Array = registry["add"](registry["log"](total), finite)
+    if keepdim:
+        return result
+    kept = [i for i in range(x.ndim) if i not in dims]
+    return result.view(tuple(result.shape[i] for i in kept), tuple(result.strides[i] for i in kept))
+
+
+_BACKWARD = ("softmax_backward", "log_softmax_backward")
+_DECOMPOSITIONS: dict[str, Callable[..., Array] | None] = {
+    "softmax": partial(_softmax, log=False), "log_softmax": partial(_softmax, log=True), "logsumexp": _logsumexp,
+    **{name: registry[name].plain for name in _BACKWARD},
+}  # fmt: skip
+
+
+def decomposition(name: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Callable[..., Array] | None:
+    """The simple form of an op on a GPU, if a kernel can hold its rows; None if the op's own kernel is better."""
+    function = _DECOMPOSITIONS.get(name)
+    if function is None or inputs[0].device.type == "cpu" or not inputs[0].size:
+        return None
+    x = inputs[0]
+    if name in _BACKWARD and inputs[1].dtype is not x.dtype:
+        return None
+    axes = normalize_axes(attrs.get("axes", attrs.get("dim", -1)), x.ndim)
+    is_trailing = tuple(axes) == tuple(range(x.ndim - len(axes), x.ndim))
+    columns = numel([x.shape[a] for a in axes])
+    return function if is_trailing and columns <= longest_row(x.size // columns) else None
