@@ -125,15 +125,13 @@ def float64_from_bits(bits):
 
 @triton.jit
 def log2_float64(x):
-    """Return log2 of a finite positive float32 in float64, with a relative error of 2^-39.
+    """Return log2 of a finite, normal, positive float32 in float64, with a relative error of 2^-39.
 
     For x = m·2^e with m near 1 this is e + log2 m, where log2 m is s times a polynomial in s^2, s = (m - 1) / (m + 1).
     """
-    small = x < 1.1754943508222875e-38
-    bits = tl.where(small, x * 16777216.0, x).to(tl.int32, bitcast=True)
+    bits = x.to(tl.int32, bitcast=True)
     e = (bits - 0x3F3504F3) >> 23  # m is at least sqrt(1/2)
     bits -= e << 23
-    e -= tl.where(small, 24, 0)
     m = float64_from_bits(bits)
     near = float64_from_bits(approx_reciprocal(bits.to(tl.float32, bitcast=True) + 1.0).to(tl.int32, bitcast=True))
     s = (m - 1.0) * near
@@ -148,7 +146,7 @@ def log2_float64(x):
 
 @triton.jit
 def exp2_float64(x):
-    """Return 2^x of any float64 but NaN, rounded to float32. The relative error before rounding is 2^-34."""
+    """Return 2^x of a float64 below 512 in size, rounded to float32. The relative error before rounding is 2^-34."""
     lifted = x + ROUND_MAGIC
     n = lifted.to(tl.int64, bitcast=True)
     f = x - (lifted - ROUND_MAGIC)
@@ -156,10 +154,13 @@ def exp2_float64(x):
     y = 0.009618025613324529 + f * (0.0013333478471927386 + f * y)
     y = 0.24022651213498095 + f * (0.055504109063279704 + f * y)
     y = 0.9999999999595615 + f * (0.6931471805568319 + f * y)
-    y = (y.to(tl.int64, bitcast=True) + (n << 52)).to(tl.float64, bitcast=True).to(tl.float32)
-    high = (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
-    beyond = tl.where(high < 0, 0.0, float("inf"))
-    return tl.where((high & 0x7FFFFFFF) >= 0x40640000, beyond, y)  # |x| is 160 or more
+    return (y.to(tl.int64, bitcast=True) + (n << 52)).to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def high_bits(x):
+    """Return the high 32 bits of a float64, which order like the sizes of its values of one sign."""
+    return (x.to(tl.int64, bitcast=True) >> 32).to(tl.int32)
 
 
 @triton.jit
@@ -182,19 +183,36 @@ def power_of_any(y, x, p):
 def float32_power(x, p):
     """Return x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before rounding to float32.
 
-    libdevice's float64 power takes twice the time, and rounding would drop its additional digits.
+    libdevice's float64 power takes twice the time, and rounding would drop its additional digits. Tiles with other x
+    than positive normal numbers, or with results beyond float32, take a longer way.
     """
-    return power_of_any(exp2_float64(p.to(tl.float64) * log2_float64(tl.abs(x))), x, p)
+    y = p.to(tl.float64) * log2_float64(x)
+    plain = (x >= 1.1754943508222875e-38) & (x < float("inf")) & ((high_bits(y) & 0x7FFFFFFF) < 0x40640000)  # 160
+    found = exp2_float64(y)
+    if tl.min(plain.to(tl.int32)) == 0:
+        size = tl.abs(x)
+        small = size < 1.1754943508222875e-38
+        logarithm = log2_float64(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0)
+        y = p.to(tl.float64) * logarithm
+        high = high_bits(y)
+        beyond = tl.where(high < 0, 0.0, float("inf"))
+        found = power_of_any(tl.where((high & 0x7FFFFFFF) < 0x40640000, exp2_float64(y), beyond), x, p)
+    return found
 
 
 @triton.jit
 def fast_power(x, p):
     """Return x^p of float32 values: 2^(p·log2 |x|) in float32, with a relative error of 2^-16 at 2^±127."""
-    size = tl.abs(x)
-    small = size < 1.1754943508222875e-38  # libdevice flushes such numbers to 0
-    logarithm = log2(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0)
-    half = tl.exp2(p * logarithm * 0.5)  # the square root of the result, because `tl.exp2` flushes subnormal results
-    return power_of_any(half * half, x, p)
+    y = p * log2(x)
+    plain = (x >= 1.1754943508222875e-38) & (x < float("inf")) & (tl.abs(y) < 126)
+    found = tl.exp2(y)
+    if tl.min(plain.to(tl.int32)) == 0:
+        size = tl.abs(x)
+        small = size < 1.1754943508222875e-38  # libdevice flushes such numbers to 0
+        y = p * (log2(tl.where(small, size * 16777216.0, size)) - tl.where(small, 24.0, 0.0))
+        half = tl.exp2(y * 0.5)  # the square root of the result, because `tl.exp2` flushes subnormal results
+        found = power_of_any(half * half, x, p)
+    return found
 
 
 @triton.jit
