@@ -6,14 +6,16 @@ import os
 import re
 from collections.abc import Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from genesis import exact
+from genesis.data.corpus import Corpus
 from genesis.data.documents import Ints, TokenSet
 from genesis.data.loader import PackedLoader
 from genesis.data.pipeline import Prepared
+from genesis.data.records import ONLY_PROMPT, Completion, Conversation, Defect, content_text
 from genesis.data.tokenizer import StreamDecoder, Tokenizer
 from genesis.errors import escape
 from genesis.files.atomic import temporary_folder
@@ -36,14 +38,42 @@ def preview(config: Config, *, samples: int, output: Output, progress: Output) -
     """
     shape = model_config(config)
     with temporary_folder() as cache:
-        data = prepare_data(config, shape, progress, cache)
+        try:
+            data = prepare_data(config, shape, progress, cache)
+        except Defect as defect:
+            if defect.kind != ONLY_PROMPT:
+                raise
+            _show_prompts(config, samples, output)
+            return
         for line in _figures(config, data):
             output.line(line)
         page = _Page(output, data.tokenizer)
         if samples:
             page.legend()
-        for sample in np.unique(np.linspace(0, len(data.train) - 1, samples).round().astype(np.int64)).tolist():
+        for sample in _spaced(len(data.train), samples):
             page.show(data.train, sample)
+
+
+def _spaced(count: int, samples: int) -> list[int]:
+    """Return evenly spaced numbers below `count`."""
+    return np.unique(np.linspace(0, count - 1, samples).round().astype(np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+def _show_prompts(config: Config, samples: int, output: Output) -> None:
+    """Print records that hold only a prompt, which no objective learns from."""
+    how: dict[str, Any] = {"on_error": config.data.on_error, "max_line_bytes": config.data.max_line_bytes}
+    found = [*Corpus(config.data.train, fields=config.data.fields, learns="prompts", **how).documents()]
+    output.line(
+        f"prompts: {len(found):,} records without an answer, for reinforcement learning; no objective uses them"
+    )
+    for number in _spaced(len(found), samples):
+        output.line(f"\nprompt {number + 1:,} from {escape(found[number].name)}:")
+        record = found[number].record
+        if isinstance(record, Conversation):
+            lines = [f"{message['role']}: {content_text(message)}" for message in record.messages]
+        else:
+            lines = [record.prompt] if isinstance(record, Completion) else []
+        output.line("\n".join(escape(line) for text in lines for line in text.split("\n")))
 
 
 def _figures(config: Config, data: Prepared) -> Iterator[str]:

@@ -37,12 +37,13 @@ from genesis_models.registry import PRESETS, fuses, preset
 
 PAIRS = "hf:trl-lib/ultrafeedback_binarized"
 # Goals that learn from conversations, or from answers to them.
-CHATS = ("lora", "full", "dpo", "distill")
+CHATS = ("lora", "full", "dpo", "reward", "distill")
 # Goal -> what it is, its recipe on a GPU, and the data that ships for it.
 GOALS = {
     "lora": ("adapters of a model, trained on chats", "qwen2.5-0.5b-lora", "example:chats"),
     "full": ("all weights of a model, trained on chats", "qwen2.5-0.5b-full", "example:chats"),
     "dpo": ("adapters of a model that answers, trained on pairs of answers", "qwen2.5-0.5b-dpo", PAIRS),
+    "reward": ("a model that scores answers, trained on pairs of them", "qwen2.5-0.5b-reward", PAIRS),
     "distill": ("a model learns the distributions of a larger one", "qwen2.5-0.5b-distill", "example:chats"),
     "pretrain": ("a base model continues to learn from texts", "continued-pretraining", "stdlib:"),
     "scratch": ("a new model, trained on texts", "from-scratch-gpu", "stdlib:"),
@@ -331,7 +332,8 @@ def _head(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     if asked.goal in CHATS:
         yield f"#   genesis data preview {file}      shows what it trains on"
     yield f"#   genesis train {file}             --resume continues an interrupted run"
-    yield f"#   genesis export {escape(asked.output_dir)}{' --merge' if asked.goal in ('lora', 'dpo') else ''} --check"
+    merge = " --merge" * (asked.goal in ("lora", "dpo", "reward"))
+    yield f"#   genesis export {escape(asked.output_dir)}{merge} --check"
     yield "#"
     for line in described(asked, place, sized):
         yield f"# {line[0].upper()}{line[1:]}."

@@ -11,6 +11,7 @@
 | sharegpt | conversations, system?, tools? | a conversation: from and value are role and content |
 | preference | prompt?, chosen, rejected, margin?, tools? | a pair of answers; only for objectives of pairs |
 | unpaired | prompt, completion, label (a bool), tools? | a judged answer, only for objectives that learn from them |
+| prompt | prompt, tools? | a prompt without an answer, for reinforcement learning |
 
 If a pair has no `prompt`, the prompt is what both answers begin with: messages, or words. alpaca and ShareGPT are
 converted as in LLaMA-Factory and TRL: an instruction and its input are one message, separated by a line end. A
@@ -23,7 +24,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -32,6 +33,7 @@ from genesis.data.readers.json_records import parse
 from genesis.data.records import (
     EMPTY,
     EQUAL,
+    ONLY_PROMPT,
     REASONING,
     Completion,
     Conversation,
@@ -69,6 +71,7 @@ _NEEDED: Mapping[str, tuple[str, ...]] = {
 _PREFERENCES: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "pairs": ("preference", ("chosen", "rejected"), ("prompt", "margin", "tools")),
     "judged": ("unpaired", ("prompt", "completion", "label"), ("tools",)),
+    "prompts": ("prompt", ("prompt",), ("tools",)),
 }
 PREFERENCES = frozenset(format for format, *_ in _PREFERENCES.values())
 _LEARNED = "choose an objective that learns from it (objective.name: dpo for pairs, kto for judged answers)"
@@ -130,9 +133,12 @@ class RecordFormat:
             raise position.defect("no record", what, "write one JSON object for each record")
         if self.learns != "tokens":
             found = {field: value.get(self._name(field)) for field in self._preference_fields(value.keys(), position)}
-            return _PREFERENCES[self.learns][0], (self._pair if self.learns == "pairs" else self._judged)(
-                found, position
-            )
+            readers: Mapping[str, Callable[..., Record]] = {
+                "pairs": self._pair,
+                "judged": self._judged,
+                "prompts": self._prompt,
+            }
+            return _PREFERENCES[self.learns][0], readers[self.learns](found, position)
         name, reader = self._format(value.keys(), position)
         if self.format == "auto" and name in _WITH_LABEL and isinstance(value.get(_LABEL), bool):
             fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
@@ -179,6 +185,7 @@ class RecordFormat:
             raise position.defect("ambiguous format", what, f"choose one: data.format={' or '.join(possible)}")
         if found:
             return found[0], replace(self, format=found[0])  # type: ignore[arg-type]
+        self._check_has_answer(keys, position)
         reader = self._as_alpaca(keys, position)
         pair = tuple(map(reader._name, _NEEDED["alpaca"]))
         return "dolly" if pair == _PAIRS["dolly"] else "question_answer", reader
@@ -265,6 +272,7 @@ class RecordFormat:
     def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:
         """Return the fields of a preference. Raises: Defect: one is missing."""
         _, needed, optional = _PREFERENCES[self.learns]
+        self._check_has_answer(keys, position)
         missing = [self._name(field) for field in needed if self._name(field) not in keys]
         if missing == [self._name("prompt")]:
             what = f"the record has no prompt (no field {quote(missing[0])}); its fields: {_listed(keys)}"
@@ -272,6 +280,20 @@ class RecordFormat:
         if missing:
             raise self.no_preference(f"the record has no field {quote(missing[0])} among {_listed(keys)}", position)
         return *needed, *optional
+
+    def _check_has_answer(self, keys: Any, position: Position) -> None:
+        """Refuse a record that has a prompt and no other known field but tools. Raises: Defect."""
+        if self.learns != "prompts" and self.names & set(keys) - {self._name("tools")} == {self._name("prompt")}:
+            what = f"the record holds only a prompt ({self._name('prompt')}), but the objective learns from answers"
+            next = "prompts alone are for reinforcement learning, which no objective does yet; add a completion, chosen"
+            next += " and rejected (for dpo or reward), or a completion and a label (for kto)"
+            raise position.defect(ONLY_PROMPT, what, next)
+
+    def _prompt(self, found: Mapping[str, Any], position: Position) -> Completion | Conversation:
+        if isinstance(found["prompt"], str):
+            return Completion(self._text(found["prompt"], "prompt", position), "")
+        messages = read_messages(found["prompt"], position, self._name("prompt"), self._keys())
+        return Conversation(messages, self._tools(found, position), len(messages))
 
     def _pair(self, found: Mapping[str, Any], position: Position) -> Pair:
         prompt, chosen, rejected = (found[field] for field in ("prompt", "chosen", "rejected"))

@@ -61,11 +61,13 @@ class Judged:
 
 
 Record = Completion | Conversation | Pair | Judged
-# What an objective learns from: texts, completions and conversations; `Pair`s; or `Judged` answers.
-Learns = Literal["tokens", "pairs", "judged"]
+# What an objective learns from: texts, completions and conversations; `Pair`s; `Judged` answers; or prompts, which are
+# completions and conversations without an answer.
+Learns = Literal["tokens", "pairs", "judged", "prompts"]
 # Kinds of defects that never raise: the record is valid but teaches nothing, so it is left out and counted.
 NO_TARGET, EQUAL, EMPTY = "no target", "equal answers", "empty answer"
 DROPPED = frozenset((NO_TARGET, EQUAL, EMPTY))
+ONLY_PROMPT = "only a prompt"
 
 
 def is_learned(message: Message) -> bool:

@@ -35,7 +35,7 @@ from genesis.errors import DTypeError
 from genesis.files.hub import DATA_SOURCE
 from genesis.ops.fp8 import MIN_COLUMNS
 from genesis.train.bounds import BOUNDS
-from genesis.train.preference_losses import JUDGED, PAIRED, REWARD
+from genesis.train.preference_losses import JUDGED, NEAREST, PAIRED, REWARD
 from genesis.train.strict_yaml import emit
 
 # json_schema_extra of a setting or section that a resumed run may change. Any other change is refused.
@@ -849,6 +849,9 @@ class ObjectiveConfig(Section):
         filled = {"name": raw} if isinstance(raw, str) else raw
         if isinstance(filled, dict):
             filled = dict(filled)
+            if (near := NEAREST.get(str(filled.get("name")))) is not None:
+                what = f"objective.name is {filled['name']}, a loss of TRL; Genesis has no objective of this name"
+                raise problem("name", what, f"use {near}, which is nearest")
             if filled.get("name") == "distill" and str(filled.get("teacher")).endswith(".jsonl"):
                 filled.setdefault("beta", 0.0)
             _fill_choice(filled, "name", OBJECTIVES, cls.model_fields["name"].default)

@@ -264,6 +264,8 @@ PAIRED: Mapping[str, Paired] = {
 }
 # Reward models learn from pairs too -> settings.
 REWARD: Mapping[str, Settings] = {"reward": {"gamma": 0.0, "center_rewards_coefficient": 0.0}}
+# Losses of TRL that have no row here -> the nearest objective.
+NEAREST = {"sigmoid": "dpo", "aot": "dpo", "aot_unpaired": "kto", "wpo": "dpo", "bco": "kto", "sft": "next_tokens"}
 _WEIGHTS = {**_BETA, "desirable": 1.0, "undesirable": 1.0}
 # Losses of single answers -> the function and its settings.
 JUDGED: Mapping[str, tuple[Callable[..., Tensor], Settings]] = {

@@ -157,7 +157,7 @@ def test_without_a_word_a_new_model_for_this_machine(here: Path) -> None:
     done("init", "--force")
 
 
-@pytest.mark.parametrize("goal", ["lora", "full", "dpo", "pretrain"])
+@pytest.mark.parametrize("goal", ["lora", "full", "dpo", "reward", "pretrain"])
 def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here: Path) -> None:
     (here / "mine.jsonl").write_text("")
     words = ("--model", model, "--goal", goal, "--data", "mine.jsonl", "--gpu-memory", "0.7")
@@ -165,8 +165,8 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
     assert "memory:" in out and "a GPU of 0.7 GiB" in out
     text, config = Path("c.yaml").read_text(), load_config("c.yaml")
     assert (config.model.path, config.data.train) == (str(model), ["mine.jsonl"])
-    assert (config.lora is not None) is (goal in ("lora", "dpo"))
-    assert config.objective.name == ("dpo" if goal == "dpo" else "next_tokens")
+    assert (config.lora is not None) is (goal in ("lora", "dpo", "reward"))
+    assert config.objective.name == (goal if goal in ("dpo", "reward") else "next_tokens")
     rows = config.train.batch_size * config.train.accumulation_steps
     assert rows * config.data.seq_len >= 16 * min(1024, config.data.seq_len)
     assert text.count("#") > 20 and "genesis train c.yaml" in text

@@ -18,7 +18,7 @@ from genesis.train.loop import Training
 from genesis.train.preferences import PairObjective, Preferences
 from genesis_cli.main import main
 from tests.train.chats import chat
-from tests.train.preferences import judged, make_judged, make_pairs, pair, plain, sums
+from tests.train.preferences import judged, make_judged, make_pairs, pair, plain, said, sums
 from tests.train.runs import Forks, assembled, load, rows, signal_in_step, steps, train
 
 QUIET = ("train.device=cpu", "checkpoint.every=null")
@@ -190,6 +190,19 @@ def test_a_reference_that_is_not_finite(recipe: Path, monkeypatch: pytest.Monkey
     assert caught.value.exit_code == 9 and "chats.jsonl" in caught.value.where
 
 
+def test_a_damaged_cache_of_the_reference_is_computed_again(recipe: Path) -> None:
+    how = (*QUIET, "lora=null", "train.steps=2", "data.eval_fraction=0")
+    whole = train(load(recipe, "whole", *how))
+    (path,) = recipe.parent.glob("cache/reference-*")
+    values = path.read_bytes()
+    for damaged in (b"", values[:-8], values[:64] + bytes([values[64] ^ 1]) + values[65:]):
+        path.write_bytes(damaged)
+        console = io.StringIO()
+        assert train(load(recipe, f"run{len(damaged)}", *how), console=console).state_hash == whole.state_hash
+        assert "computed once" in console.getvalue() and path.read_bytes() == values
+    assert "found in the cache" in printed(recipe, "again", *how[2:])
+
+
 def test_a_changed_reference_is_refused_at_a_resume(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = (*QUIET, "lora=null", "checkpoint.every=1", "train.steps=3")
     with signal_in_step(2), pytest.raises(InterruptedRun):
@@ -223,6 +236,19 @@ def test_the_preview_shows_both_sides_and_what_was_left_out(tmp_path: Path, caps
     assert "a good answer of" in text and "a bad answer of" in text
 
 
+@pytest.mark.parametrize("prompt", [said("system", "Be brief.") + said("user", "2 + 2\nin words"), "2 + 2\nin words"])
+def test_prompts_alone_are_shown_and_refused(prompt: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = make_pairs(tmp_path, records=[{"prompt": prompt, "source": "a"}, {"prompt": f"{prompt}"}])
+    assert main(["data", "preview", str(recipe), "--samples", "1"]) == 0
+    shown = capfd.readouterr().out
+    assert "prompts: 2 records without an answer" in shown and "chats.jsonl:1:\n" in shown
+    assert ("system: Be brief.\nuser: " in shown) is isinstance(prompt, list) and "2 + 2\nin words" in shown
+    for objective in ("dpo", "kto", "reward", "next_tokens"):
+        assert main(["train", str(recipe), *QUIET, f"objective={objective}"]) == 4
+        error = capfd.readouterr().err
+        assert "holds only a prompt" in error and "chosen and rejected (for dpo or reward)" in error
+
+
 # --- Bad input, each with its exit code -------------------------------------------------------------------------------
 
 
@@ -238,6 +264,7 @@ BAD: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], int, str]] = {
     "one judged answer": (judged(sums(1))[:1], ("objective=kto", "data.eval_fraction=0"), 4, "a single answer"),
     "beta of 0": (sums(4), ("objective.beta=0.0",), 3, "objective.beta is 0"),
     "smoothing of 0": (sums(4), ("objective=exo_pair", "objective.label_smoothing=0.0"), 3, "takes its logarithm"),
+    "a loss of TRL": (sums(4), ("objective=aot",), 3, "use dpo, which is nearest"),
     "unknown": (sums(4), ("objective=dpa",), 3, "dpo"),
     "not its setting": (sums(4), ("objective.gamma=1.0",), 3, "for simpo"),
     "loss": (sums(4), ("data.loss=all",), 3, "data.loss is all"),
