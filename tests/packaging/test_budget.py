@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
     "train": (6_655, ("genesis/train/",)),
-    "data": (6_058, ("genesis/data/",)),
+    "data": (6_079, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (3_240, ("genesis/compiler/",)),
     "core and nn": (28_160, ("genesis/",)),
@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_685, ("models/", "cli/", "configs/")),
-    "docstrings": (15_312, ()),
+    "models and commands": (9_712, ("models/", "cli/", "configs/")),
+    "docstrings": (15_316, ()),
     "comments": (2_280, ()),
     "benchmarks": (3_500, ("benchmarks/",)),
-    "tests": (91_429, ("tests/",)),
+    "tests": (91_448, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
