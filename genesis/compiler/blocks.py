@@ -31,57 +31,44 @@ class BlockStep:
         self.slots, self.dtypes = _blocks_of(group, set(stored))
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        group, space = self.group, self.group.space
-        stored = {v: array_of(v).view_np() for v in self.results}
-        loaded = {
-            x: np.broadcast_to(array_of(x).view_np(), space)
-            for c in group.calls for x in c.inputs
-            if isinstance(x, Value) and x.root not in group.places and x.size != 1
-        }  # fmt: skip
-        single = {
-            x: array_of(x).view_np().reshape(())
-            for c in group.calls for x in c.inputs
-            if isinstance(x, Value) and x.root not in group.places and x.size == 1
-        }  # fmt: skip
-        arrays = [*stored.values(), *loaded.values()]
-        if all(a.flags.c_contiguous and a.shape == space for a in arrays):
+        space = self.group.space or (1,)
+        stored = {v: array_of(v).view_np().reshape(space) for v in self.results}  # may lack leading dimensions of 1
+        loaded = {x: array_of(x).view_np() for c in self.calls for x in c.inputs if self._is_loaded(x)}
+        loaded = {x: a.reshape(()) if a.size == 1 else np.broadcast_to(a, space) for x, a in loaded.items()}
+        arrays = [*stored.values(), *(a for a in loaded.values() if a.ndim)]
+        shape = space
+        if all(a.flags.c_contiguous for a in arrays):
+            shape = (numel(space),)
             stored = {v: a.reshape(-1) for v, a in stored.items()}
-            loaded = {x: a.reshape(-1) for x, a in loaded.items()}
-        elif any(a.shape != space for a in stored.values()):
-            stored = {v: a.reshape(space) for v, a in stored.items()}
-        shape = next(iter(stored.values())).shape
-        rows = shape[0] if shape else 1
-        if not shape:
-            stored = {v: a.reshape(1) for v, a in stored.items()}
-            loaded = {x: a.reshape(1) for x, a in loaded.items()}
-            shape = (1,)
+            loaded = {x: a.reshape(-1) if a.ndim else a for x, a in loaded.items()}
         step = max(1, BLOCK // max(1, numel(shape[1:])))
 
         def work(start: int, stop: int) -> None:
             temporaries = [np.empty((min(step, stop - start), *shape[1:]), dtype) for dtype in self.dtypes]
             for first in range(start, stop, step):
-                last = min(first + step, stop)
-                self._block(slice(first, last), stored, loaded, single, temporaries)
+                self._block(slice(first, min(first + step, stop)), stored, loaded, temporaries)
 
-        parallel(work, rows, numel(space) * len(group.calls))
+        parallel(work, shape[0], numel(space) * len(self.calls))
+
+    def _is_loaded(self, x: Any) -> bool:
+        return isinstance(x, Value) and x.root not in self.group.places
 
     def _block(
         self, part: slice, stored: dict[Value, np.ndarray], loaded: dict[Value, np.ndarray],
-        single: dict[Value, np.ndarray], temporaries: list[np.ndarray],
+        temporaries: list[np.ndarray],
     ) -> None:  # fmt: skip
         values: dict[Value, np.ndarray] = {}
-        count = part.stop - part.start
 
         def operand(x: Any) -> Any:
             if not isinstance(x, Value):
                 return x
             if x.root in values:
                 return values[x.root]
-            return loaded[x][part] if x in loaded else single[x]
+            return loaded[x][part] if loaded[x].ndim else loaded[x]
 
-        for call in self.group.calls:
+        for call in self.calls:
             out = call.outputs[0]
-            target = stored[out][part] if out in stored else temporaries[self.slots[out]][:count]
+            target = stored[out][part] if out in stored else temporaries[self.slots[out]][: part.stop - part.start]
             call.op.reference(target, *[operand(x) for x in call.inputs], **call.attrs)
             values[out] = target
 

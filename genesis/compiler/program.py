@@ -11,7 +11,8 @@ from genesis.backend import Device
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import uint8
 from genesis.op import Op, execute, registry
-from genesis.shapes import contiguous_strides, is_dense
+from genesis.ops.shape import extent
+from genesis.shapes import contiguous_strides
 
 ALIGNMENT = 256  # bytes
 WARM_UP = 2  # calls before the capture, which compile kernels and show which inputs stay at their addresses
@@ -85,8 +86,8 @@ class Program:
         self.offsets, self.nbytes = self._places()
 
     def specs(self) -> tuple[Spec, ...]:
-        """The specs of the arrays into which `run` stores `results`: flat and of `run_length` for a strided result."""
-        return tuple(Spec(v.shape if is_plain(v) else (run_length(v),), v.dtype) for v in self.results)
+        """The specs of the arrays into which `run` stores `results`: flat and of its `extent` for a strided result."""
+        return tuple(Spec(v.shape if is_plain(v) else (extent(v.shape, v.strides),), v.dtype) for v in self.results)
 
     @property
     def device(self) -> Device:
@@ -160,7 +161,7 @@ class Program:
             for v in step.results:
                 if v in kept or v in places:
                     continue
-                size = -(-max(run_length(v) * v.dtype.itemsize, 1) // ALIGNMENT) * ALIGNMENT
+                size = -(-max(extent(v.shape, v.strides) * v.dtype.itemsize, 1) // ALIGNMENT) * ALIGNMENT
                 live = sorted(each for each in live if each[2] >= i)
                 at = 0
                 for first, end, _ in live:
@@ -175,15 +176,6 @@ class Program:
 def is_plain(v: Value) -> bool:
     """Whether a root has the layout that an op allocates."""
     return v.strides == contiguous_strides(v.shape) or 0 in v.shape
-
-
-def run_length(v: Value) -> int:
-    """The number of elements between the first and the last element of a root, both included."""
-    return (
-        v.size
-        if is_plain(v) or is_dense(v.shape, v.strides)
-        else 1 + sum(st * (s - 1) for s, st in zip(v.shape, v.strides, strict=True))
-    )
 
 
 def store(source: Array, target: Array) -> None:

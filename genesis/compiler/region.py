@@ -54,7 +54,6 @@ class Region:
         if writes and sources:
             raise Break("changes its inputs in place while gradients are recorded")
         name = f"{name} {next(_numbers)}"
-        self.sources = [index for _, index in sources]
         self.backward: Op | None = None
         saved: list[Value] = []
         arguments = list(forward.inputs)
@@ -74,7 +73,7 @@ class Region:
             first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
             self.backward_program = schedule(Graph([*saved, *seeds], later, self.gradient_values))
             self.backward = region_op(f"{name} backward", self.backward_program)
-            self.gradients = [g is not None for g in grads]
+            self.gradient_inputs = [i for (_, i), g in zip(sources, grads, strict=True) if g is not None]
         self.program = schedule(first)
         self.values, self.inputs = values, inputs
         own = {v: i for i, v in enumerate(self.program.results)}
@@ -123,19 +122,18 @@ class Region:
             incoming.append(grad if grad.is_contiguous else registry["copy"](grad))
         if isinstance(current_tracer(), Tape):
             return self._recorded_vjp(ctx, incoming)
-        results = iter(self.run_backward((*kept, *incoming)))
-        result_of = {id(v): r for v, r in zip(self.backward_program.results, results, strict=True)}
-        gradients: list[Array | None] = [None] * len(ctx.inputs)
-        values = iter(self.gradient_values)
-        for index, exists in zip(self.sources, self.gradients, strict=True):
-            if not exists:
-                continue
-            value = next(values)
-            root: Any = result_of.get(id(value.root))
-            if root is None:
-                root = (*kept, *incoming)[self.backward_program.inputs.index(value.root)]
-            gradients[index] = root.view(value.shape, value.strides, root.offset + value.offset)
-        return tuple(gradients)
+        results = self.run_backward((*kept, *incoming))
+        roots: dict[Value, Any] = dict(zip(self.backward_program.inputs, (*kept, *incoming), strict=True))
+        roots.update(zip(self.backward_program.results, results, strict=True))
+        windows = [
+            (root := roots[v.root]).view(v.shape, v.strides, root.offset + v.offset) for v in self.gradient_values
+        ]
+        return self._in_order(ctx, windows)
+
+    def _in_order(self, ctx: Context, gradients: Sequence[Array]) -> tuple[Array | None, ...]:
+        """The gradients of all inputs, given those that exist."""
+        found = dict(zip(self.gradient_inputs, gradients, strict=True))
+        return tuple([found.get(i) for i in range(len(ctx.inputs))])
 
     def _recorded_vjp(self, ctx: Context, incoming: list[Array]) -> tuple[Array | None, ...]:
         """Compute the gradients from all inputs by single ops, which are differentiable themselves."""
@@ -165,11 +163,7 @@ class Region:
         for call in self.joint.calls:
             attrs = dict(call.attrs) if call.inputs else {**call.attrs, "device": call.outputs[0].device}
             arrays.update(zip(call.outputs, execute(call.op, tuple(map(operand, call.inputs)), attrs), strict=True))
-        gradients: list[Array | None] = [None] * len(ctx.inputs)
-        values = iter(self.joint.outputs[len(self.values) :])
-        for index, exists in zip(self.sources, self.gradients, strict=True):
-            gradients[index] = operand(next(values)) if exists else None
-        return tuple(gradients)
+        return self._in_order(ctx, [operand(v) for v in self.joint.outputs[len(self.values) :]])
 
 
 def _backward(

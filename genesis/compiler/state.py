@@ -66,10 +66,9 @@ class State:
     def __init__(self, function: Any, objects: Sequence[Any]) -> None:
         self.tensors: list[TensorBase] = []
         self.items: list[tuple[Any, Any, Any]] = []  # (dict or list, key, value)
-        self.cells: list[tuple[types.CellType, Any]] = []
         self.holders: list[Any] = []  # lists and dicts, and their lengths
         self.lengths: list[int] = []
-        self.slots: list[tuple[Any, str, Any]] = []  # (object, attribute, value)
+        self.slots: list[tuple[Any, str, Any]] = []  # (object or closure cell, attribute, value)
         self.module_items: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
         self.module_sizes: list[tuple[Any, int]] = []
         self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
@@ -95,10 +94,6 @@ class State:
                 now = holder[key]
             except (KeyError, IndexError):
                 return False
-            if now is not then and not is_same(now, then):
-                return False
-        for cell, then in self.cells:
-            now = cell.cell_contents
             if now is not then and not is_same(now, then):
                 return False
         if list(map(len, self.holders)) != self.lengths:
@@ -131,8 +126,6 @@ class State:
         for holder, key, then in self.items:
             if holder[key] is not then:
                 holder[key] = then
-        for cell, then in self.cells:
-            cell.cell_contents = then
         for owner, name, then in self.slots:
             if not isinstance(owner, type):
                 setattr(owner, name, then)
@@ -214,7 +207,7 @@ class State:
                 value = cell.cell_contents
             except ValueError:  # not filled yet
                 continue
-            self.cells.append((cell, value))
+            self.slots.append((cell, "cell_contents", value))
             self._visit(value, names)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(value, names)

@@ -23,6 +23,7 @@ from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import DType
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, registry, tracing
+from genesis.ops.shape import extent
 from genesis.shapes import Shape, contiguous_strides, is_dense, normalize_axes, numel
 
 
@@ -287,23 +288,18 @@ def active(tracer: Any) -> Iterator[None]:
             arrays.makers[thread] = outer
 
 
-def _extent(x: Array) -> tuple[int, int]:
-    """The first element of an array in its storage, and the one after its last."""
-    return x.offset, x.offset + 1 + sum(st * (s - 1) for s, st in zip(x.shape, x.strides, strict=True))
-
-
 def overlap(x: Array, y: Array) -> bool:
     """Whether the address ranges of two arrays of one storage overlap."""
-    (a, b), (c, d) = _extent(x), _extent(y)
-    return 0 not in x.shape and 0 not in y.shape and a < d and c < b
+    ends = [a.offset + extent(a.shape, a.strides) for a in (x, y)]
+    return 0 not in x.shape and 0 not in y.shape and x.offset < ends[1] and y.offset < ends[0]
 
 
 def contains(outer: Array, inner: Array) -> bool:
     """Whether the address range of `inner` lies in the range of `outer`, an array of the same storage and dtype."""
     if inner is outer:
         return True
-    (a, b), (c, d) = _extent(outer), _extent(inner)
-    return outer.dtype is inner.dtype and 0 not in inner.shape and a <= c and d <= b
+    ends = [a.offset + extent(a.shape, a.strides) for a in (outer, inner)]
+    return outer.dtype is inner.dtype and 0 not in inner.shape and outer.offset <= inner.offset and ends[1] <= ends[0]
 
 
 # --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------
