@@ -3,11 +3,12 @@
     python -m benchmarks.gpu.serving --size 0.5B --clients 64 --seconds 60 --out FILE
     python -m benchmarks.gpu.serving --size tiny --device cpu --seconds 10        # a check of this script
 
-Weights are random. First the engine runs alone in its own process, with as many rows as the server and with requests
-always waiting. It gets the same prompts and lengths as the server; then one batch is timed without its prompts, for
-comparison. Then clients query the server, each sending its next request as soon as it has an answer: first for whole
-answers, then for streams. After a warm-up, tokens count if their request ends within the time. The CPU columns are the
-processor time of a token in the engine's and in the HTTP process. HTTP is the limit if it uses nearly a whole core.
+Weights are random. First the engine runs alone in its own process, with as many rows as the clients can use in the
+server, and with requests always waiting. It gets the same prompts and lengths as the server; then one batch is timed
+without its prompts, for comparison. Then clients query the server, each sending its next request as soon as it has an
+answer: first for whole answers, then for streams. After a warm-up, tokens count if their request ends within the time.
+The CPU columns are the processor time of a token in the engine's and in the HTTP process. HTTP is the limit if it uses
+nearly a whole core.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """The rows of the server's engine."""
-        return ROWS if self.device == "cpu" else GPU_ROWS
+        """The rows of the server's engine that the clients can use."""
+        return min(self.clients, ROWS if self.device == "cpu" else GPU_ROWS)
 
 
 @dataclass(frozen=True)
