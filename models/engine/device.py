@@ -27,13 +27,15 @@ from genesis import Tensor
 from genesis.errors import OutOfMemoryError, UsageError
 from genesis.ops.sample import FAILED, INACTIVE
 from genesis_models.blocks import CausalLM, EngineCache
+from genesis_models.config import ModelConfig
 from genesis_models.engine.device_cache import KEY_BLOCK, Document, PackedCache, PromptCache
 from genesis_models.engine.device_rows import ADVICE, DeviceRows, Reading, Step, captured, keep, take
 from genesis_models.engine.engine import Request, Running, Token, Waiting, running
 from genesis_models.engine.exact import check_model, check_sampling
 from genesis_models.engine.sampling import not_finite
 
-CHUNK = 2048  # tokens in one forward pass
+CHUNK = 2048  # tokens in one forward pass of a wide model, and the most in a captured one
+WIDEST = 4 * CHUNK  # tokens in one forward pass of a narrow model
 FEWEST = 128  # the smallest chunk when memory is short
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # padded lengths of a pass
 GRAIN = 256  # longer passes are multiples of it: few lengths, because launches are prepared once for each
@@ -156,9 +158,11 @@ class Prompts:
 
         Args:
             cache: builds the pass's cache from `values` on the device.
-            key: key of the pass's graph; None runs it without a graph.
+            key: key of the pass's graph; None runs it without a graph, as does a pass that takes the GPU longer than
+                the host.
         """
         held, (count, length) = self._held, values.shape
+        key = None if length > CHUNK else key
         given = held.inputs.narrow(0, 0, values.size).view(count, length)
         given.copy_(genesis.from_numpy(values))
         run = held.passes.pop(key, None) if key is not None else None
@@ -177,6 +181,11 @@ class Prompts:
                 held.passes.pop(next(iter(held.passes)))
             held.passes[key] = run
         run()
+
+
+def chunk_of(config: ModelConfig) -> int:
+    """Return the number of tokens in one forward pass: narrow matmuls need more rows to fill a GPU."""
+    return min(max((1 << 23) // config.hidden_size // CHUNK, 1) * CHUNK, WIDEST)
 
 
 def filled(count: int) -> int:
@@ -214,7 +223,7 @@ class DeviceEngine:
         rows: the most concurrent sequences; fewer if memory is short.
         capacity: the most tokens of a sequence, including its prompt.
         log_probs: whether tokens have their log-probability.
-        chunk: tokens of a prompt in one forward pass.
+        chunk: tokens of prompts in one forward pass; None chooses a number for the model.
         cache: dtype of keys and values: "auto" for the weights' dtype, or "fp8" (e4m3).
         exact: draw tokens with log-probabilities that are bit-identical to the forward pass of training
             (docs/decisions/0014-exact.md). Requests must not filter or penalize tokens.
@@ -233,7 +242,7 @@ class DeviceEngine:
         rows: int,
         capacity: int,
         log_probs: bool = False,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
         cache: str = "auto",
         exact: bool = False,
     ) -> None:
@@ -242,7 +251,7 @@ class DeviceEngine:
         if exact:
             check_model(model, cache)
         self._exact = exact
-        self.model, self.log_probs, self._chunk = model, log_probs, chunk
+        self.model, self.log_probs, self._chunk = model, log_probs, chunk or chunk_of(model.config)
         self.rows, self.capacity, self._cache = rows, capacity, cache
         self.width = rows
         self._held: DeviceRows | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import weakref
 from collections import defaultdict
@@ -501,3 +502,16 @@ def test_a_prompt_s_pass_is_made_once_for_its_length() -> None:
         list(DeviceEngine(model, rows=1, capacity=32).run([Request(ids, GREEDY, 2)]))
         kept.append(dict(held(model).passes))
     assert kept[1] and kept[1] == kept[2]
+
+
+def test_long_passes_are_not_captured(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow models pass more tokens at once than are captured; there the host is not the limit."""
+    sizes = [dataclasses.replace(model.config, hidden_size=size) for size in (896, 2048, 4096, 16384)]
+    assert [*map(device.chunk_of, sizes)] == [8192, 4096, 2048, 2048]
+    monkeypatch.setattr(device, "CHUNK", 32)
+    engine = DeviceEngine(model, rows=2, capacity=128)
+    requests = [Request([*range(1, length)], GREEDY, 2) for length in (80, 20)]
+    expected = by_request(EagerEngine(model).run(requests), 2)
+    for each in (requests[:1], requests[1:]):
+        assert by_request(engine.run(each), 2)[0] == expected[requests.index(each[0])]
+    assert {length for _, length in held(model).passes} == {32}
