@@ -5,7 +5,6 @@ A step reads the state from the device and leaves it updated for the next step.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,17 +76,28 @@ class DeviceState:
             self.is_penalized = True
             if self._seen is None:
                 self._seen = genesis.zeros(len(self.tokens), self._vocabulary, dtype="bool", device=self.tokens.device)
+        rows = [row for row, _, _ in sequences]
+        values = [np.array(each) for each in zip(*map(_values, sequences), strict=True)]
         arrays = self._lengths, self.tokens, self._stops, self._keys, self._settings, self._top_k, self._left
-        for _, run in itertools.groupby(enumerate(sequences), lambda at: at[1][0] - at[0]):  # adjacent rows at once
-            found = [each for _, each in run]
-            first = found[0][0]
-            for array, values in zip(arrays, zip(*map(_values, found), strict=True), strict=True):
-                _write(array, first, np.array(values))
-            if self.is_penalized and self._seen is not None:
-                seen = np.zeros((len(found), self._vocabulary), bool)
-                for row, (_, request, _) in zip(seen, found, strict=True):
-                    row[np.asarray(request.ids)] = True
-                _write(self._seen, first, seen)
+        if rows == [*range(rows[0], rows[0] + len(rows))]:
+            for array, value in zip(arrays, values, strict=True):
+                _write(array, rows[0], value)
+        else:
+            self._scatter(arrays, rows, values)
+        if self.is_penalized and self._seen is not None:
+            for row, request, _ in sequences:
+                seen = np.zeros((1, self._vocabulary), bool)
+                seen[0, np.asarray(request.ids)] = True
+                _write(self._seen, row, seen)
+
+    def _scatter(self, arrays: Sequence[Tensor], rows: list[int], values: Sequence[np.ndarray]) -> None:
+        """Overwrite rows that are not adjacent, with as many launches for many rows as for few."""
+        device, is_new, places = self.tokens.device, np.zeros(len(self.tokens), bool), np.zeros(len(self.tokens), int)
+        is_new[rows], places[rows] = True, np.arange(len(rows))
+        mask, at, *found = (genesis.from_numpy(each).to(device) for each in (is_new, places, *values))
+        for array, value in zip(arrays, found, strict=True):
+            wide = mask if array.ndim == 1 else mask.unsqueeze(1)
+            array.copy_(genesis.where(wide, value.index_select(0, at), array))
 
     def end(self, row: int) -> None:
         """Stop the sequence in `row`."""
