@@ -163,10 +163,11 @@ def test_the_kl_compares_a_prompt_with_the_answer_of_the_sample_before(tmp_path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["dpo", "kto"])
+@pytest.mark.parametrize("name", ["dpo", "kto", "reward"])
 def test_a_captured_step_equals_the_same_on_the_cpu(tmp_path: Path, name: str) -> None:
     """Steps that run as they are, and one that is captured and replayed."""
-    recipe = make_judged(tmp_path, records=plain(8)) if name == "kto" else make_pairs(tmp_path, records=plain(8))
+    make = make_judged if name == "kto" else make_pairs
+    recipe = make(tmp_path, name, [{**row, "margin": 0.25} for row in plain(8)] if name == "reward" else plain(8))
     small = ("model.dtype=float32", "train.batch_size=1", "data.seq_len=36", "log.every=4", "data.eval_fraction=0")
     results = []
     for device in ("cpu", "cuda"):
