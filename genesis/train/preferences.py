@@ -99,11 +99,11 @@ class Preferences(Objective):
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        losses, figures = self.judge(*self.answers(model, fields), *self._rest(fields))
+        losses, figures = self.judge(*self.answers(model, fields), *self._own_fields(fields))
         return losses / num_targets, figures.detach()
 
     def measure(self, model: LanguageModel, fields: Sequence[Tensor]) -> Tensor:
-        losses, figures = self.judge(*self.answers(model, fields), *self._rest(fields))
+        losses, figures = self.judge(*self.answers(model, fields), *self._own_fields(fields))
         return genesis.cat([losses.reshape(1), figures])
 
     def judge(self, first: Answers, second: Answers, is_there: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ class Preferences(Objective):
         """
         raise NotImplementedError
 
-    def _rest(self, fields: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _own_fields(self, fields: Sequence[Tensor]) -> Sequence[Tensor]:
         return fields[6 if self.reference == "cached" else 5 :]
 
     def answers(self, model: LanguageModel, fields: Sequence[Tensor]) -> tuple[Answers, Answers, Tensor]:
@@ -125,8 +125,8 @@ class Preferences(Objective):
         reference: Tensor | None = fields[5].to(dtype="float32") if self.reference == "cached" else None
         if self.reference == "adapter":
             with no_grad(), adapters_off():
-                reference = _sums(model, fields)
-        own = _sums(model, fields)
+                reference = answer_log_probs(model, fields)
+        own = answer_log_probs(model, fields)
         is_there = lengths > 0
         own = genesis.where(is_there, own, _NO_ANSWER)
         reference = genesis.zeros_like(own) if reference is None else genesis.where(is_there, reference, _NO_ANSWER)
@@ -149,7 +149,7 @@ class Preferences(Objective):
         if self.reference == "adapter":
             yield "reference: the base, computed in each step with the adapters off; it needs no memory of its own"
         else:
-            states, weights = list[str](), _hash_of(model)
+            states, weights = list[str](), _hash_of_weights(model)
             for loader in (run.loader, *run.held_out):
                 most = None if loader is run.loader else run.max_batches
                 key = {
@@ -204,7 +204,7 @@ class Preferences(Objective):
         self, values: Values, model: LanguageModel, batch: Batch, run: Preparation, numbers: npt.NDArray[np.int64]
     ) -> None:
         """Write the log-probabilities of a batch's answers into `values`; sample n goes to row `numbers[n]`."""
-        found = row_values(self, batch, run.device, lambda fields: _sums(model, fields))
+        found = row_values(self, batch, run.device, lambda fields: answer_log_probs(model, fields))
         row, place = _places(batch)
         own = found.reshape(len(found), -1, 2)[row, place]
         if not np.isfinite(own).all():
@@ -377,7 +377,7 @@ def _places(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     return row, np.arange(len(row)) - np.searchsorted(row, row)
 
 
-def _sums(model: Any, fields: Sequence[Tensor]) -> Tensor:
+def answer_log_probs(model: Any, fields: Sequence[Tensor]) -> Tensor:
     """Return the log-probability of each sequence's answer, float32 `[B, 2P]`: sums in the order of positions."""
     input_ids, labels, position_ids, sequences, lengths = fields[:5]
     log_probs = model.log_probs(input_ids, labels, position_ids)  # [B, T]
@@ -395,7 +395,7 @@ def _hash_of_samples(tokens: TokenSet) -> str:
     return hashed.hexdigest()
 
 
-def _hash_of(model: LanguageModel) -> str:
+def _hash_of_weights(model: LanguageModel) -> str:
     """Return a hash of all parameters of a model."""
     hashed = StateHash()
     for name, parameter in model.named_parameters():

@@ -185,7 +185,9 @@ def test_a_captured_step_equals_the_same_on_the_cpu(tmp_path: Path, name: str) -
 
 
 def test_a_reference_that_is_not_finite(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genesis.train.preferences._sums", lambda model, fields: fields[4].to(dtype="float32") * np.nan)
+    monkeypatch.setattr(
+        "genesis.train.preferences.answer_log_probs", lambda model, fields: fields[4].to(dtype="float32") * np.nan
+    )
     with pytest.raises(NumericError, match="log-probability of nan") as caught:
         train(load(recipe, "run", *QUIET, "lora=null"))
     assert caught.value.exit_code == 9 and "chats.jsonl" in caught.value.where
