@@ -212,3 +212,20 @@ def test_adapters_that_are_off_give_the_bits_of_fresh_ones_without_their_product
             results.append(getattr(block, call)(x, False))
     fresh, off = (each.to(device="cpu", dtype="float32").numpy() for each in results)
     assert np.isfinite(off).all() and np.array_equal(fresh, off)
+
+
+@pytest.mark.gpu
+def test_a_wide_block_with_adapters_that_are_off_gives_the_bits_of_fresh_ones() -> None:
+    """Warp-specialized kernels, which then skip the columns of u and B."""
+    block = Block(())
+    block.norm = nn.RMSNorm(896, eps=1e-6)
+    for name, size in {"gate": (896, 4864), "up": (896, 4864), "down": (4864, 896)}.items():
+        setattr(block, name, nn.LoRALinear(*size, False, r=16, alpha=32))
+    block = block.to(device="cuda", dtype="bfloat16")
+    buffers = FlatBuffers([p for _, p in pairs_together(block.named_parameters()) if p.requires_grad])
+    x = genesis.randn(8192, 896).to(device="cuda", dtype="bfloat16")
+    with genesis.no_grad():
+        fresh = block.together(x, False)
+        with adapters_off():
+            off = block.together(x, False)
+    assert buffers is not None and np.array_equal(*(each.cpu().float().numpy() for each in (fresh, off)))

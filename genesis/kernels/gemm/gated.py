@@ -78,6 +78,8 @@ def adapted_gemm_swiglu_into(
     if factors is not None and not (x.dtype is bfloat16 and is_for_swiglu(x, h.shape[1])):
         return False
     make_u(u, x, operands, low_rank)
+    if factors is None and not any(p.scale for p in low_rank.pairs) and is_for_swiglu(x, h.shape[1]):
+        return ws_swiglu_into(h, gate_up, x, weight)  # the columns of u would only add zeros at the end of each sum
     left, right = concat_columns(x, u), concat_columns(weight, operands.b[0], parts=2)
     if factors is None:
         gemm_swiglu_into(h, gate_up, left, right)
