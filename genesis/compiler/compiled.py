@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import threading
@@ -312,8 +313,8 @@ class Compiled:
         self, function: Callable[..., Any], *, fullgraph: bool, schedule: Callable[..., Program],
         replays: bool = False, verify: int = 0,
     ) -> None:  # fmt: skip
-        self.function, self.fullgraph, self.schedule, self.replays = function, fullgraph, schedule, replays
-        self.verify, self.replayed = verify, 0
+        self.function, self.fullgraph, self.schedule, self.verify = function, fullgraph, schedule, verify
+        self.replays, self.replayed = replays, 0
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -321,6 +322,10 @@ class Compiled:
         self._lock = threading.RLock()
         functools.update_wrapper(self, function)
         compiled_functions.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+        options: Any = {name: getattr(self, name) for name in ("fullgraph", "schedule", "replays", "verify")}
+        return Compiled(copy.deepcopy(self.function, memo), **options)  # without traces
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -426,7 +431,7 @@ class CompiledModule(Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self._orig_mod, name)
+            return getattr(super().__getattr__("_orig_mod"), name)  # which a copy in the making lacks
 
 
 def _objects(described: Any) -> list[ByIdentity]:

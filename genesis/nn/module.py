@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,6 +59,12 @@ class Module:
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the result of a call of the module."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward()")
+
+    def compile(self, **options: Any) -> None:
+        """Compile `forward` in place, with the options of `genesis.compile`. Hooks run around the compiled forward."""
+        changes.count += 1
+        compiler = importlib.import_module("genesis.compiler")  # in a higher layer
+        self.__dict__["forward"] = compiler.compile(self.forward, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (call_watches or self._pre_hooks or self._forward_hooks or self._backward_hooks):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +135,19 @@ def test_a_change_of_a_module_is_seen(name: str) -> None:
     assert equal(compiled(x), module(x))
     assert traces(compiled._compiled) == (1 if name in SAME_TRACE else 2)
     assert not compiled._compiled.breaks
+
+
+def test_a_module_is_compiled_in_place_and_copied() -> None:
+    module, x = Scaled(), ramp(3, 4)
+    want, names = module(x), list(module.state_dict())
+    module.register_forward_hook(lambda m, args, out: out * 2)
+    module.compile(fullgraph=True)
+    other = copy.deepcopy(module)
+    other.scale = 3.0
+    assert equal(module(x), want * 2) and not equal(other(x), want * 2)
+    assert [traces(m.forward) for m in (module, other)] == [1, 1] and list(other.state_dict()) == names
+    both = copy.deepcopy(genesis.compile(module))
+    assert both._compiled.function is both._orig_mod is not module and equal(both(x), want * 2)
 
 
 def test_gradients_reach_parameters_and_frozen_ones_stay() -> None:
