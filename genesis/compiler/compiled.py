@@ -314,7 +314,7 @@ class Compiled:
         replays: bool = False, verify: int = 0,
     ) -> None:  # fmt: skip
         self.function, self.fullgraph, self.schedule, self.verify = function, fullgraph, schedule, verify
-        self.replays, self.replayed = replays, 0
+        self.replays, self.replayed, self.is_full = replays, 0, False
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
         self.name = getattr(function, "__name__", type(function).__name__)
@@ -404,8 +404,6 @@ class Compiled:
             return None
         self.entries.setdefault(key, []).insert(0, entry)
         return entry
-
-    is_full = False
 
     def reset(self) -> None:
         """Forget all traces."""

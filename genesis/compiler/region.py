@@ -81,12 +81,10 @@ class Region:
         # Backward reads inputs and outputs; the vjp takes them in this order.
         self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
         self.forward = region_op(name, self.program, self._vjp if self.backward else None, self.saved)
-        self.run_forward = self._runner(self.forward, self.program, replays)
+        runner: Any = Replayed if replays else lambda op, program: partial(program.launch, op)
+        self.run_forward = runner(self.forward, self.program)
         if self.backward is not None:
-            self.run_backward = self._runner(self.backward, self.backward_program, replays)
-
-    def _runner(self, op: Op, program: Program, replays: bool) -> Callable[[tuple[Any, ...]], tuple[Array, ...]]:
-        return Replayed(op, program) if replays else partial(program.launch, op)
+            self.run_backward = runner(self.backward, self.backward_program)
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
