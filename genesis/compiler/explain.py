@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from genesis.compiler.compiled import Compiled
-from genesis.compiler.graph import Value
 from genesis.compiler.program import Program
 
 
@@ -63,15 +61,8 @@ class Explanation:
 
 
 def _kernels(program: Program) -> list[Kernel]:
-    return [
-        Kernel(_ops(step), _bytes(step.reads), _bytes(step.results), getattr(step, "source", ""))
-        for step in program.steps
-    ]
-
-
-def _ops(step: Any) -> tuple[str, ...]:
-    return tuple(call.op.name for call in step.calls)
-
-
-def _bytes(values: list[Value]) -> int:
-    return sum(v.nbytes for v in dict.fromkeys(values))
+    found = []
+    for step in program.steps:
+        reads, writes = (sum(v.nbytes for v in dict.fromkeys(values)) for values in (step.reads, step.results))
+        found.append(Kernel(tuple(call.op.name for call in step.calls), reads, writes, getattr(step, "source", "")))
+    return found
