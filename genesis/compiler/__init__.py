@@ -8,7 +8,7 @@ from typing import Any
 from genesis.compiler.blocks import BlockStep
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
 from genesis.compiler.explain import Explanation
-from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like
+from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like, split_totals
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import OpStep, Program, is_random
 from genesis.compiler.windows import Windows
@@ -31,7 +31,7 @@ def schedule(graph: Graph) -> Program:
         def is_point(call: Call) -> bool:
             return point_like(call) and expression_of(call) is not None
 
-        graph = Windows(graph, is_point).graph
+        graph = Windows(split_totals(graph), is_point).graph
         fusion = Fusion(graph, is_point, reductions=True)
     else:
         fusion = Fusion(

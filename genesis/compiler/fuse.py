@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from genesis.compiler.graph import Call, Graph, Value
-from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel
+from genesis.dtypes import DType, float32, float64
+from genesis.op import registry
+from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel, reduced_shape
 
 ROW_LIMIT = 16384  # elements of a row that one program keeps in registers; it reads longer rows several times
 LOOP_LIMIT = 1 << 20  # elements of the longest row of one program
@@ -284,6 +287,39 @@ def is_reduction(call: Call) -> bool:
     """Whether a call is a reduction that a kernel of rows can hold."""
     x = call.inputs[0] if call.inputs else None
     return call.op.name in REDUCTIONS and isinstance(x, Value) and len(call.outputs) == 1
+
+
+def split_totals(graph: Graph) -> Graph:
+    """Return the graph with reductions of computed floats to one element as two, the first of them over rows that the
+    graph reduces anyway. One kernel can hold it together with the ops that compute the floats.
+    """
+    rows: dict[Shape, Shape] = {}
+    for call in filter(is_reduction, graph.calls):
+        shape, axes = call.inputs[0].shape, reduced_axes(call)
+        if 0 < len(axes) < len(shape) and axes == tuple(range(len(shape) - len(axes), len(shape))):
+            rows[shape] = axes
+    calls = list[Call]()
+
+    def add(name: str, x: Value, attrs: dict[str, Any], shape: Shape, dtype: DType) -> Value:
+        v = Value(shape, contiguous_strides(shape), dtype, x.device)
+        v.call = Call(registry[name], (x,), attrs, (v,))
+        calls.append(v.call)
+        return v
+
+    for call in graph.calls:
+        x: Any = call.inputs[0] if call.inputs else None
+        out = call.outputs[0]
+        is_total = is_reduction(call) and call.op.name in PARTIAL and out.size == 1
+        if is_total and x.shape in rows and x.call is not None and x.dtype is out.dtype and x.dtype.is_floating_point:
+            wide = float64 if x.dtype is float64 else float32
+            name, axes = "sum" if call.op.name == "sum_to_shape" else call.op.name, rows[x.shape]
+            y = x if x.dtype is wide else add("cast", x, {"dtype": wide}, x.shape, wide)
+            y = add(name, y, {"axes": axes, "keepdim": True}, reduced_shape(x.shape, axes, True), wide)
+            y = add(name, y, {"axes": None, "keepdim": True}, (1,) * len(x.shape), wide)
+            call = Call(registry["cast"], (y.window(out.shape, out.strides, 0),), {"dtype": out.dtype}, call.outputs)
+            out.call = call
+        calls.append(call)
+    return Graph(graph.inputs, calls, graph.outputs, graph.writes)
 
 
 def merge(a: Group, b: Group, order: dict[Call, int], more: tuple[Call, ...] = ()) -> Group | None:

@@ -308,6 +308,23 @@ def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) 
     assert kernels is None or len(entry[0].region.program.steps) == kernels
 
 
+@pytest.mark.parametrize("dtype", [genesis.bfloat16, genesis.float32, genesis.float64])
+@pytest.mark.parametrize("total", ["mean", "sum", "amax", "amin"])
+def test_totals_of_rows_read_once(dtype: Any, total: str) -> None:
+    def function(x: Any) -> Any:
+        y = x.log_softmax(-1) * 3
+        return getattr(y, total)(), y.amax(-1)
+
+    x = (genesis.randn(4, 3, 50, generator=genesis.Generator().manual_seed(0)) * 9).to("cuda", dtype)
+    compiled, want = genesis.compile(function, fullgraph=True), function(x.double())
+    for got, exact in zip(compiled(x), want, strict=True):
+        assert got.dtype is dtype and got.shape == exact.shape
+        limit = {2: 2**-8, 4: 1e-6, 8: 1e-14}[dtype.itemsize] * max(30, exact.abs().max().item())
+        assert (got.double() - exact).abs().max().item() < limit
+    kernels = genesis.compile.explain(compiled)(x).forward
+    assert sum(k.reads + k.writes for k in kernels if "amax" in k.ops[:1]) < 1.2 * x.numel() * dtype.itemsize
+
+
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
