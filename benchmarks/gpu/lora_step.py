@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,26 @@ def serve(opened: Any, job: Job, started: float) -> None:
             seconds.append(time.perf_counter() - begun)
         losses = [*losses, *opened.losses()]
         print(json.dumps({"seconds": seconds, "last_loss": losses[-1], **opened.facts()}), flush=True)
+
+
+def serve_modes(make: Callable[[Job], Any]) -> None:
+    """Open, step and close modes, as each line of stdin says."""
+    opened: Any = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "mode" in asked:
+            opened = make(asked)
+            tokens = [opened.step() for _ in range(asked["warm_up"])]
+            answer = {"loss": opened.loss(), "tokens": tokens[0]}
+        elif "steps" in asked:
+            answer = {"seconds": [], "counts": []}
+            for _ in range(asked["steps"]):
+                begun = time.perf_counter()
+                answer["counts"].append(opened.step())
+                answer["seconds"].append(time.perf_counter() - begun)
+        else:
+            answer, opened = {"peak": opened.close()}, None
+        print(json.dumps(answer), flush=True)
 
 
 def tokens(job: Job) -> Any:

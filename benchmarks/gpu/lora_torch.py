@@ -83,13 +83,15 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 class Block(nn.Module):
     """A decoder layer of Qwen2, Qwen3 or Llama."""
 
+    make: Any = Adapted
+
     def __init__(self, raw: dict[str, Any], base: Tensors, adapter: Tensors, scaling: float) -> None:
         super().__init__()
         self.heads, self.keys, self.eps = raw["num_attention_heads"], raw["num_key_value_heads"], raw["rms_norm_eps"]
         self.size = raw.get("head_dim") or raw["hidden_size"] // self.heads
 
         def adapted(*names: str) -> Adapted:
-            return Adapted(base, adapter, list(names), scaling)
+            return self.make(base, adapter, list(names), scaling)
 
         self.qkv = adapted(*(f"self_attn.{name}_proj" for name in "qkv"))
         self.out = adapted("self_attn.o_proj")

@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "models and commands": (9_712, ("models/", "cli/", "configs/")),
     "docstrings": (15_316, ()),
     "comments": (2_280, ()),
-    "benchmarks": (3_500, ("benchmarks/",)),
+    "benchmarks": (4_061, ("benchmarks/",)),
     "tests": (91_540, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
