@@ -27,7 +27,16 @@ from genesis.compiler.graph import Call, Value
 from genesis.compiler.program import run_op
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.elements import TRITON, collapse, converted, in_order, needs_int64, offsets, work_type
+from genesis.kernels.elements import (
+    TRITON,
+    collapse,
+    converted,
+    in_order,
+    needs_int64,
+    offsets,
+    offsets_after,
+    work_type,
+)
 from genesis.kernels.formulas import tile_function
 from genesis.kernels.pointwise.elementwise import Expression, expression, identity, scalar_argument
 from genesis.op import registry
@@ -101,10 +110,12 @@ class GroupStep:
         if group.split is None:
             order = memory_order(space, strides[0] if self.stored else contiguous_strides(space))
             sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
+            block, width = self.tile[0], sizes[-1]
+            wraps = (width + block - 2) // width if len(sizes) == 2 and width >= block // 4 else 0
             launch(
                 self.kernel, programs, *stores, *loads, numel(space), programs, sizes,
-                *(in_order(sizes, each) for each in merged), INT64=needs_int64(sizes, *merged), BLOCK=self.tile[0],
-                num_warps=4,
+                *(in_order(sizes, each) for each in merged), INT64=needs_int64(sizes, *merged), WRAPS=wraps,
+                BLOCK=block, num_warps=4,
             )  # fmt: skip
             return
         k = group.split
@@ -185,7 +196,13 @@ class _Writer:
         self.names: dict[Value, str] = {}  # registers of the group's values
         self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
         self.shapes: dict[str, str] = {}  # tile shapes of registers
-        self.globals: dict[str, Any] = {"tl": tl, "converted": converted, "offsets": offsets, "jit": triton.jit}
+        self.globals: dict[str, Any] = {
+            "tl": tl,
+            "converted": converted,
+            "offsets": offsets,
+            "offsets_after": offsets_after,
+            "jit": triton.jit,
+        }
 
     @property
     def tile(self) -> str:
@@ -211,7 +228,7 @@ class _Writer:
     def address(self, name: str, shape: str) -> tuple[str, str]:
         """The offsets of an array's tile, and their mask."""
         if shape == "[BLOCK]":
-            return f"offsets(i, sizes, s{name})", "m"
+            return f"offsets_after(tile * BLOCK, i, sizes, s{name}, WRAPS)", "m"
         row, column = f"offsets(r, rows, r{name})", f"offsets(c$, columns, c{name})"
         return {
             "[R, C]": (f"{row} + {column}", "m & k$"),
@@ -485,7 +502,7 @@ class _Writer:
         pointers = [*each[:stores], *(f"p{j}" for j in range(len(totals))), *loads]
         if self.group.split is None:
             arguments = [*pointers, "n", "programs", "sizes", *(f"s{e}" for e in each)]
-            constants, count, head = "BLOCK: tl.constexpr", "tl.cdiv(n, BLOCK)", []
+            constants, count, head = "WRAPS: tl.constexpr, BLOCK: tl.constexpr", "tl.cdiv(n, BLOCK)", []
             tile = ["i = tile * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]", "m = i < n  # [BLOCK]"]
         else:
             sizes = ["rows_count", "columns_count", "programs", "rows", "columns"]

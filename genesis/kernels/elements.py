@@ -134,6 +134,25 @@ def offsets(i, sizes, strides):
 
 
 @triton.jit
+def offsets_after(start, i, sizes, strides, WRAPS: tl.constexpr):
+    """Return `offsets` of indices i from `start` on. In a matrix they reach at most WRAPS more rows; 0 is unknown.
+
+    One division of `start` replaces one per element.
+    """
+    if WRAPS == 0 or len(strides) != 2:
+        return offsets(i, sizes, strides)
+    else:
+        first = start // sizes[1]
+        c = i - first * sizes[1]
+        r = i * 0 + first
+        for _ in tl.static_range(WRAPS):
+            over = c >= sizes[1]
+            c = tl.where(over, c - sizes[1], c)
+            r += over.to(r.dtype)
+        return r * strides[0] + c * strides[1]
+
+
+@triton.jit
 def program_indices(SIZE: tl.constexpr, INT64: tl.constexpr):
     """Return the indices [SIZE] of this program's tile along the grid's first dimension."""
     program = tl.program_id(0)

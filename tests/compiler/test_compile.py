@@ -308,6 +308,21 @@ def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) 
     assert kernels is None or len(entry[0].region.program.steps) == kernels
 
 
+@pytest.mark.parametrize("columns", [257, 515, 1001, 1025, 2051])
+def test_rows_of_uneven_length_repeat_a_bias(columns: int) -> None:
+    x, bias, scale = (ramp(*shape).to("cuda") for shape in ((5, columns), (columns,), (5, 1)))
+    tiles = []
+
+    def note(launch: Any, stream: int) -> None:
+        tiles.append(launch.constants.get("WRAPS"))
+        launch.run(stream)
+
+    with watching_launches(note):
+        found = genesis.compile(lambda x, b, s: (x + b) * s)(x, bias, scale)
+        genesis.cuda.synchronize()
+    assert equal(found, (x + bias) * scale) and tiles == [(columns + 1022) // columns]
+
+
 @pytest.mark.parametrize("dtype", [genesis.bfloat16, genesis.float32, genesis.float64])
 @pytest.mark.parametrize("total", ["mean", "sum", "amax", "amin"])
 def test_totals_of_rows_read_once(dtype: Any, total: str) -> None:
