@@ -290,9 +290,7 @@ def is_reduction(call: Call) -> bool:
 
 
 def split_totals(graph: Graph) -> Graph:
-    """Return the graph with reductions of computed floats to one element as two, the first of them over rows that the
-    graph reduces anyway. One kernel can hold it together with the ops that compute the floats.
-    """
+    """Return the graph with totals of computed floats as two reductions, the first over rows that it reduces anyway."""
     rows: dict[Shape, Shape] = {}
     for call in filter(is_reduction, graph.calls):
         shape, axes = call.inputs[0].shape, reduced_axes(call)

@@ -135,10 +135,7 @@ def offsets(i, sizes, strides):
 
 @triton.jit
 def offsets_after(start, i, sizes, strides, WRAPS: tl.constexpr):
-    """Return `offsets` of indices i from `start` on. In a matrix they reach at most WRAPS more rows; 0 is unknown.
-
-    One division of `start` replaces one per element.
-    """
+    """Return `offsets` of indices i from `start` on, in a matrix in at most WRAPS more rows, with one division."""
     if WRAPS == 0 or len(strides) != 2:
         return offsets(i, sizes, strides)
     else:
