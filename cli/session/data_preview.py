@@ -64,7 +64,7 @@ def _show_prompts(config: Config, samples: int, output: Output) -> None:
     how: dict[str, Any] = {"on_error": config.data.on_error, "max_line_bytes": config.data.max_line_bytes}
     found = [*Corpus(config.data.train, fields=config.data.fields, learns="prompts", **how).documents()]
     output.line(
-        f"prompts: {len(found):,} records without an answer, for reinforcement learning; no objective uses them"
+        f"records that hold only a prompt: {len(found):,}; reinforcement learning needs them, no objective does"
     )
     for number in _spaced(len(found), samples):
         output.line(f"\nprompt {number + 1:,} from {escape(found[number].name)}:")

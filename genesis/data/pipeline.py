@@ -347,7 +347,7 @@ def _indexed(corpus: Corpus, key: str) -> tuple[DocumentIndex, Defects]:
         raise DataError(what, where=escape(corpus.files[0].name), next=SUPPORTED)
     if not len(index):
         example = next(iter(defects.examples.values()), "")
-        what = f"the sources of {key} hold no usable document; {defects.total:,} were left out"
+        what = f"the sources of {key} hold no usable document; left out: {defects.total:,}"
         raise DataError(what, where=example, next="repair the data or name other sources")
     return index, defects
 

@@ -278,16 +278,16 @@ class RecordFormat:
             what = f"the record has no prompt (no field {quote(missing[0])}); its fields: {_listed(keys)}"
             raise position.defect("no prompt", what, "name the field with data.fields.prompt")
         if missing:
-            raise self.no_preference(f"the record has no field {quote(missing[0])} among {_listed(keys)}", position)
+            raise self.no_preference(f"the record has no field {quote(missing[0])}, only {_listed(keys)}", position)
         return *needed, *optional
 
     def _check_has_answer(self, keys: Any, position: Position) -> None:
         """Refuse a record that has a prompt and no other known field but tools. Raises: Defect."""
         if self.learns != "prompts" and self.names & set(keys) - {self._name("tools")} == {self._name("prompt")}:
-            what = f"the record holds only a prompt ({self._name('prompt')}), but the objective learns from answers"
-            next = "prompts alone are for reinforcement learning, which no objective does yet; add a completion, chosen"
-            next += " and rejected (for dpo or reward), or a completion and a label (for kto)"
-            raise position.defect(ONLY_PROMPT, what, next)
+            what = "the record holds only a prompt, but the objective learns from answers"
+            next = "prompts alone are for reinforcement learning, which Genesis does not have yet; add a completion, or"
+            next += " chosen and rejected (for dpo or reward), or a completion and a label (for kto)"
+            raise position.defect(ONLY_PROMPT, what, next, self._name("prompt"))
 
     def _prompt(self, found: Mapping[str, Any], position: Position) -> Completion | Conversation:
         if isinstance(found["prompt"], str):

@@ -166,7 +166,7 @@ def test_a_given_tokenizer_is_used(corpus_folder: Path, tmp_path: Path) -> None:
 
 def test_sources_of_which_nothing_is_left_are_an_error(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "corpus", ["", "\n"])
-    with pytest.raises(DataError, match=r"no usable document; 2 were left out.*000\.txt:1: the file is empty"):
+    with pytest.raises(DataError, match=r"no usable document; left out: 2.*000\.txt:1: the file is empty"):
         prepared(folder, tmp_path / "cache", on_error="skip")
 
 

@@ -244,7 +244,7 @@ def test_prompts_alone_are_shown_and_refused(prompt: Any, tmp_path: Path, capfd:
     recipe = make_pairs(tmp_path, records=[{"prompt": prompt, "source": "a"}, {"prompt": f"{prompt}"}])
     assert main(["data", "preview", str(recipe), "--samples", "1"]) == 0
     shown = capfd.readouterr().out
-    assert "prompts: 2 records without an answer" in shown and "chats.jsonl:1:\n" in shown
+    assert "records that hold only a prompt: 2" in shown and "chats.jsonl:1:\n" in shown
     assert ("system: Be brief.\nuser: " in shown) is isinstance(prompt, list) and "2 + 2\nin words" in shown
     for objective in ("dpo", "kto", "reward", "next_tokens"):
         assert main(["train", str(recipe), *QUIET, f"objective={objective}"]) == 4
@@ -260,7 +260,7 @@ LONG = [pair("hi", "one two three " * 40, "no"), pair("ho", "one two three " * 4
 BAD: dict[str, tuple[list[dict[str, Any]], tuple[str, ...], int, str]] = {
     "other records": (judged(sums(4)), (), 4, "learns from pairs of answers"),
     "conversations": ([chat("a", "b")] * 4, (), 4, "learns from pairs of answers"),
-    "only equal answers": ([pair("a", "b", "b")] * 4, (), 4, "4 were left out"),
+    "only equal answers": ([pair("a", "b", "b")] * 4, (), 4, "left out: 4"),
     "a label that is no bool": ([{**row, "label": "yes"} for row in judged(sums(4))], ("objective=kto",), 4, "true or"),
     "no prompt": ([{"chosen": "yes", "rejected": "no"}] * 4, (), 4, "no prompt"),
     "all too long": (LONG, (), 4, "no sample of data.train is left; 2 of 2 samples have more than 128 tokens"),
