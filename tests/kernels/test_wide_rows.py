@@ -12,7 +12,7 @@ from genesis.autograd.modes import no_grad
 from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float16, float32
 from genesis.kernels.decode.wide_rows import (
-    LONG_SHARED,
+    SHARED,
     WIDE_ROWS,
     WideTile,
     choose_tile,
@@ -98,5 +98,5 @@ def test_tiles_fill_the_gpu() -> None:
         (33, 64, 128, 256, 512), ((1152, 896, 1), (4864, 896, 2), (896, 4864, 1))
     ):
         t = choose_tile(m, n, k, 132, parts)
-        assert t.stages * 2 * t.bk * (t.bm + parts * t.bn) <= LONG_SHARED
+        assert t.stages * 2 * t.bk * (t.bm + parts * t.bn) <= SHARED
         assert -(-m // t.bm) * -(-n // t.bn) >= 56

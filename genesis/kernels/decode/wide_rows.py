@@ -39,9 +39,9 @@ from genesis.kernels.gemm.gated import halves, swiglu
 from genesis.ops.shape import columns, contiguous
 
 WIDE_ROWS = 512  # largest number of rows
-SHORT, SHARED, LONG_SHARED = 2048, 100 << 10, 192 << 10  # SHARED bytes of stages (2 programs per SM) for K up to SHORT
+SHORT = 2048  # largest K that takes steps of at most 128
+SHARED = 208 << 10  # bytes of all stages on an SM
 STAGES = 8  # largest number of stages
-FILL = 1.2  # limit of programs per SM, unless even the largest tile exceeds it
 
 
 class WideTile(NamedTuple):
@@ -54,8 +54,11 @@ class WideTile(NamedTuple):
     stages: int
 
 
-# Sizes by rows of W in a tile (gate and up together), the smallest first. Measured on an H200.
-_SIZES = {1: ((64, 16), (64, 32), (64, 64), (64, 128), (128, 128)), 2: ((64, 32), (64, 64), (128, 64))}
+# Tiles (rows of x, rows of W) by weights, the smallest first, and the most programs per SM. Measured on an H200.
+_SIZES = {
+    1: ((64, 16, 1), (64, 32, 1), (64, 64, 1), (64, 128, 1), (128, 128, 2)),
+    2: ((64, 32, 3), (64, 64, 2), (128, 64, 2)),
+}
 
 
 # --- The kernel -------------------------------------------------------------------------------------------------------
@@ -128,16 +131,16 @@ def is_for_wide_rows(x: Array, *weights: Array) -> bool:
 def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
-    A long sum is bound by latency: it takes long steps and, if each program has its own SM, all of the shared memory.
+    Loads in flight limit the speed, so stages take all of the shared memory, and a program that has an SM to itself
+    takes long steps.
     """
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
-    fits = [size for size in sizes if triton.cdiv(m, size[0]) * triton.cdiv(n, size[1]) <= FILL * sm_count]
-    bm, bn = (fits or sizes[-1:])[0]
-    is_long = k > SHORT and triton.cdiv(m, bm) * triton.cdiv(n, bn) <= sm_count
-    bk = (256 if is_long else 128) if bn <= 32 else 64
-    stage = 2 * bk * (bm + parts * bn)
-    stages = max(2, min(STAGES, (LONG_SHARED if is_long else SHARED) // stage, triton.cdiv(k, bk)))
-    return WideTile(bm, bn, bk, 8 if bm > 64 else 4, stages)
+    loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
+    (bm, bn, most), load = next((at for at in zip(sizes, loads, strict=True) if at[1] <= at[0][2]), (sizes[-1], 9))
+    shared_by = min(load, most)
+    bk = 64 if parts == 2 or shared_by > 1 or bn > 64 else 256 if k > SHORT and bn <= 32 else 128
+    stages = min(STAGES, SHARED // shared_by // (2 * bk * (bm + parts * bn)), triton.cdiv(k, bk) - 1)
+    return WideTile(bm, bn, bk, 8 if bm > 64 else 4, max(2, stages))
 
 
 def wide_rows_linear_into(
