@@ -429,7 +429,7 @@ def sample_on_device(
     warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
     launch(
         chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, seen, *sizes,
-        HAS_LOG_PROBS=log_probs, **common, num_warps=warps,
+        HAS_LOG_PROBS=log_probs, **common, num_warps=min(warps, 8 if rows <= 8 else 2),
     )  # fmt: skip
     launch(
         bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **drawing,
