@@ -162,14 +162,9 @@ class Windows:
         if moves <= {d for d, index in zip(dims, call.inputs[1:], strict=True) if self._counts(index, d, out)}:
             strides = tuple(x.strides[d] if d in moves else 0 for d in range(len(out.shape)))
             return x.window(out.shape, strides, x.offset)
-        maker = self._moves(x, depth)
         key = (x.root, x.shape, x.strides, x.offset, tuple(map(id, call.inputs[1:])))
-        if key in self.known:
-            return self.known[key]
-        if maker is None:
-            return self._new(key, call.op, (x, *call.inputs[1:]), call.attrs, out.shape, x)
-        inputs = tuple(self._pick(y, shape, call, depth - 1) for y in maker.inputs)
-        return self._new(key, maker.op, inputs, maker.attrs, out.shape, x)
+        found = self._again(key, x, depth, out.shape, lambda v: self._pick(v, shape, call, depth - 1))
+        return found or self._new(key, call.op, (x, *call.inputs[1:]), call.attrs, out.shape, x)
 
     def _counts(self, index: Any, dim: int, out: Value) -> bool:
         """Whether an index is 0, 1, 2, … along a dimension of the result, and constant along the others."""
@@ -186,6 +181,13 @@ class Windows:
         if call is None or depth == 0 or x in self.kept or call.op in (PLACE, CHOOSE) or call.op.name == "overwrite":
             return None
         return call if call.op.elementwise and not is_random(call) and self.is_point(call) else None
+
+    def _again(self, key: Any, x: Value, depth: int, shape: Shape, operand: Callable[[Value], Value]) -> Value | None:
+        """Compute a value again in another shape, from other operands. None if that is impossible."""
+        if key not in self.known and (call := self._moves(x, depth)) is not None:
+            inputs = tuple(operand(v) if isinstance(v, Value) else v for v in call.inputs)
+            self._new(key, call.op, inputs, call.attrs, shape, x)
+        return self.known.get(key)
 
     def _new(
         self, key: Any, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], shape: Shape, like: Value
@@ -204,37 +206,26 @@ class Windows:
         if x.strides[dim] == 0:
             return x.window(shape, x.strides, x.offset)
         key = (x.root, x.shape, x.strides, x.offset, dim, start, size)
-        if key in self.known:
-            return self.known[key]
-        call = self._moves(x, depth)
-        if call is None:
-            return self._new(key, PLACE, (x,), {"dim": dim, "start": start, "size": size}, shape, x)
-        inputs = tuple(
-            self.extend(v, len(v.shape) + at, start, size, depth - 1)
-            if isinstance(v, Value) and len(v.shape) >= -at and v.shape[at] == x.shape[at] and v.shape[at] != 1
-            else v
-            for v in call.inputs
-        )
-        return self._new(key, call.op, inputs, call.attrs, shape, x)
+
+        def operand(v: Value) -> Value:
+            is_cut = len(v.shape) >= -at and v.shape[at] == x.shape[at] and v.shape[at] != 1
+            return self.extend(v, len(v.shape) + at, start, size, depth - 1) if is_cut else v
+
+        found = self._again(key, x, depth, shape, operand)
+        return found or self._new(key, PLACE, (x,), {"dim": dim, "start": start, "size": size}, shape, x)
 
     def narrow(self, x: Value, depth: int = DEPTH) -> Value:
         """A slice of a computed value, computed from slices of the operands; x itself if that is impossible."""
         root = x.root
-        if root is x or (call := self._moves(root, depth)) is None:
-            return x
-        starts = starts_of(root.shape, root.strides, x)
+        starts = None if root is x else starts_of(root.shape, root.strides, x)
         if starts is None:
             return x
-        key = (root, x.shape, x.offset)
-        if key in self.known:
-            return self.known[key]
-        inputs = []
-        for v in call.inputs:
-            if isinstance(v, Value):
-                skip = len(x.shape) - len(v.shape)
-                whole = [n == root.shape[skip + d] for d, n in enumerate(v.shape)]
-                shape = tuple(x.shape[skip + d] if w else 1 for d, w in enumerate(whole))
-                first = sum(starts[skip + d] * v.strides[d] for d, w in enumerate(whole) if w)
-                v = self.narrow(v.window(shape, v.strides, v.offset + first), depth - 1)
-            inputs.append(v)
-        return self._new(key, call.op, tuple(inputs), call.attrs, x.shape, x)
+
+        def operand(v: Value) -> Value:
+            skip = len(x.shape) - len(v.shape)
+            whole = [n == root.shape[skip + d] for d, n in enumerate(v.shape)]
+            shape = tuple(x.shape[skip + d] if w else 1 for d, w in enumerate(whole))
+            first = sum(starts[skip + d] * v.strides[d] for d, w in enumerate(whole) if w)
+            return self.narrow(v.window(shape, v.strides, v.offset + first), depth - 1)
+
+        return self._again((root, x.shape, x.offset), root, depth, x.shape, operand) or x
