@@ -126,10 +126,9 @@ class Region:
         windows = [
             (root := roots[v.root]).view(v.shape, v.strides, root.offset + v.offset) for v in self.gradient_values
         ]
-        return self._in_order(ctx, windows)
+        return self._of_all_inputs(ctx, windows)
 
-    def _in_order(self, ctx: Context, gradients: Sequence[Array]) -> tuple[Array | None, ...]:
-        """The gradients of all inputs, given those that exist."""
+    def _of_all_inputs(self, ctx: Context, gradients: Sequence[Array]) -> tuple[Array | None, ...]:
         found = dict(zip(self.gradient_inputs, gradients, strict=True))
         return tuple([found.get(i) for i in range(len(ctx.inputs))])
 
@@ -161,7 +160,7 @@ class Region:
         for call in self.joint.calls:
             attrs = dict(call.attrs) if call.inputs else {**call.attrs, "device": call.outputs[0].device}
             arrays.update(zip(call.outputs, execute(call.op, tuple(map(operand, call.inputs)), attrs), strict=True))
-        return self._in_order(ctx, [operand(v) for v in self.joint.outputs[len(self.values) :]])
+        return self._of_all_inputs(ctx, [operand(v) for v in self.joint.outputs[len(self.values) :]])
 
 
 def _backward(
