@@ -27,6 +27,7 @@ from genesis_models.weights import quantize
 from tests.cli.command import printed
 from tests.interpreter import ordered
 from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
+from tests.soak import exact as soak
 
 TINY = {
     "model_type": "qwen3", "vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -200,6 +201,27 @@ def test_a_run_that_was_exact_elsewhere_is_refused(folder: Path) -> None:
     with pytest.raises(DeviceError, match=r"triton 0\.1, now") as found:
         check_recorded([folder], device)
     assert found.value.where == str(folder / "checkpoint-2")
+
+
+@pytest.mark.full
+def test_the_soak_counts_what_differs(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tests.soak.exact` on a small model, as it is and with steps that see other values."""
+    case, plain = soak.Case("tiny", 2, 12, 2), soak.Layout(2, 256, "none")
+    monkeypatch.setitem(soak.MODELS, "tiny", TINY)
+    monkeypatch.setattr(soak, "LONGEST", 70)
+    monkeypatch.setattr(soak, "PLAIN", plain)
+    monkeypatch.setattr(soak, "LAYOUTS", (soak.Layout(1, 256, "selective"), plain, soak.Layout(1, 0, "full")))
+    attention_packed = StepCache.attention_packed
+    for factor in (1, 1.01):
+        monkeypatch.setattr(
+            StepCache, "attention_packed", lambda self, qkv, *rest, by=factor: attention_packed(self, qkv * by, *rest)
+        )
+        tallies = {each: soak.Tally() for each in soak.LAYOUTS}
+        with ordered():
+            row, control = soak.check(case, 12, 0, tallies)
+        assert row["drawn"] == sum(each["scored"] for each in tallies.values()) == 12
+        assert bool(row["differ"]) == (factor != 1)
+        assert control["differ"]
 
 
 @pytest.mark.full
