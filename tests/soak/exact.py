@@ -12,6 +12,7 @@ log-probabilities must differ, or the check would see nothing. docs/decisions/00
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from collections import Counter
@@ -85,12 +86,12 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("0.5B", 1, 20_000, 24), Case("0.5B", 3, 20_000, 24, 256), Case("0.5B", 3, 600, 24, is_captured=False),
-    Case("0.5B", 32, 60_000, 24, 64), Case("0.5B", 100, 120_000, 24, 1024), Case("0.5B", 256, 160_000, 24),
-    Case("0.5B", 512, 260_000, 24, 512), Case("0.5B", 3, 3_000, 24, rank=16), Case("0.5B", 256, 60_000, 24, rank=16),
-    Case("1.5B", 1, 3_000, 28), Case("1.5B", 100, 60_000, 28), Case("1.5B", 512, 60_000, 8, 1024),
-    Case("qwen3-0.6B", 3, 3_000, 28), Case("qwen3-0.6B", 256, 80_000, 8), Case("llama-1B", 32, 20_000, 16),
-    Case("llama-1B", 512, 60_000, 8), Case("gemma3-1B", 3, 3_000, 12), Case("gemma3-1B", 100, 30_000, 12, 192),
+    Case("0.5B", 512, 260_000, 24, 512), Case("0.5B", 256, 160_000, 24), Case("0.5B", 100, 120_000, 24, 1024),
+    Case("0.5B", 32, 60_000, 24, 64), Case("0.5B", 3, 20_000, 24, 256), Case("0.5B", 1, 20_000, 24),
+    Case("0.5B", 256, 60_000, 24, rank=16), Case("1.5B", 100, 60_000, 28), Case("qwen3-0.6B", 256, 80_000, 8),
+    Case("llama-1B", 512, 60_000, 8), Case("gemma3-1B", 100, 30_000, 12, 192), Case("1.5B", 512, 60_000, 8, 1024),
+    Case("llama-1B", 32, 20_000, 16), Case("0.5B", 3, 3_000, 24, rank=16), Case("qwen3-0.6B", 3, 3_000, 28),
+    Case("gemma3-1B", 3, 3_000, 12), Case("1.5B", 1, 3_000, 28), Case("0.5B", 3, 600, 24, is_captured=False),
 )  # fmt: skip
 
 
@@ -292,13 +293,15 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="comma-separated models or model:rows, such as 0.5B:1,llama-1B")
     parser.add_argument("--layers", type=int, default=1000, help="the most layers of a model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600, help="start no case after this time")
     parser.add_argument("--out", type=Path, help="also write a report as JSON")
     chosen = parser.parse_args()
     wanted = [each for each in chosen.cases.split(",") if each]
     rows, tallies, control = list[dict[str, Any]](), {each: Tally() for each in LAYOUTS}, Tally()
-    whole = sum(case.tokens for case in CASES)
+    whole, begin = sum(case.tokens for case in CASES), time.monotonic()
     for number, case in enumerate(CASES):
-        if not wanted or case.name in wanted or case.name.partition(":")[0] in wanted:
+        is_wanted = not wanted or case.name in wanted or case.name.partition(":")[0] in wanted
+        if is_wanted and time.monotonic() - begin < chosen.seconds:
             tokens = max(-(-case.tokens * chosen.tokens // whole), 4 * case.rows)
             changed = case._replace(layers=min(case.layers, chosen.layers))
             row, plain = check(changed, tokens, chosen.seed + number, tallies)
@@ -306,6 +309,7 @@ def main() -> int:
             rows.append(row)
             seconds = f"{row['drawing']:.1f} s of drawing, {row['scoring']:.1f} s of scoring"
             print(f"{case.name}: {row['differ']:,} of {row['drawn']:,} differ, {seconds}", file=sys.stderr, flush=True)
+            gc.collect()
             cuda.empty_cache()
     tables = [rows_table("cases", "Exact generation", CASE_COLUMNS, rows)]
     scored = [{"layout": layout.name, **tally} for layout, tally in tallies.items()]
