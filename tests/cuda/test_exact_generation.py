@@ -209,6 +209,7 @@ def test_the_soak_counts_what_differs(model: genesis_models.CausalLM, monkeypatc
     case, plain = soak.Case("tiny", 2, 12, 2), soak.Layout(2, 256, "none")
     monkeypatch.setitem(soak.MODELS, "tiny", TINY)
     monkeypatch.setattr(soak, "LONGEST", 70)
+    monkeypatch.setattr(soak, "ALONE", 0)
     monkeypatch.setattr(soak, "PLAIN", plain)
     monkeypatch.setattr(soak, "LAYOUTS", (soak.Layout(1, 256, "selective"), plain, soak.Layout(1, 0, "full")))
     attention_packed = StepCache.attention_packed

@@ -113,8 +113,9 @@ class Layout(NamedTuple):
 PLAIN = Layout(3, 4096, "none")
 LAYOUTS = (
     Layout(1, 4096, "none", True), Layout(2, 4096, "selective"), Layout(1, 8192, "full"), PLAIN,
-    Layout(1, 0, "none"), Layout(1, 6144, "selective"),
+    Layout(1, 6144, "selective"), Layout(1, 0, "none"),
 )  # fmt: skip
+ALONE = 8  # documents that the last layout scores for each temperature: every length prepares its launches
 Scorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 CASE_COLUMNS = columns(
     model=("model", "text", "Shape of the random weights; -lora16 with adapters of rank 16 on all linear layers."),
@@ -264,7 +265,8 @@ def check(
     temperatures = np.array([each.sampling.temperature or 1.0 for each in requests])
     for temperature in np.unique(temperatures).tolist():
         numbers = rng.permutation(np.flatnonzero(temperatures == temperature))
-        for layout, share in zip(LAYOUTS, np.array_split(numbers, len(LAYOUTS)), strict=True):
+        shares = *np.array_split(numbers[ALONE:], len(LAYOUTS) - 1), numbers[:ALONE]
+        for layout, share in zip(LAYOUTS, shares, strict=True):
             model.activation_checkpointing = layout.checkpointing
             documents = [(i, np.array([*requests[i].ids, *ids[i]])) for i in share.tolist()]
             score, plain = (scorer(model, each, temperature) for each in (layout, PLAIN))
