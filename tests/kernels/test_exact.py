@@ -131,7 +131,7 @@ def other_vocabulary_block() -> Any:
 
 def rounding_left_out() -> Any:
     flags = linalg.Epilogue.flags.fget
-    return mock.patch.object(linalg.Epilogue, "flags", property(lambda e: flags(e) & ~linalg.ROUND.value))
+    return mock.patch.object(linalg.Epilogue, "flags", property(lambda e: flags(e) & ~linalg.gemm.ROUND.value))
 
 
 @pytest.mark.parametrize("broken", [other_key_block, other_vocabulary_block, rounding_left_out])

@@ -95,6 +95,12 @@ def test_large_matmuls_have_large_tiles_and_few_rows_narrow_ones() -> None:
     assert choose(problem("tf32", "nt", 4096, 4096, 4096), 132, HOPPER)[:3] == (128, 256, 32)
 
 
+def test_few_elements_of_float32_have_small_tiles_if_sums_are_whole() -> None:
+    assert choose(problem("float32", "nn", 22, 584, 2584), 132, HOPPER, one_chain=True)[:2] == (16, 16)
+    assert choose(problem("float32", "tn", 48, 144, 1800, 18), 132, HOPPER, one_chain=True)[:2] != (16, 16)
+    assert min(choose(problem("float32", "nn", 2000, 2000, 500), 132, HOPPER, one_chain=True)[:2]) >= 64
+
+
 def test_long_sums_of_few_tiles_are_split() -> None:
     for kind in TILES:
         assert choose(problem(kind, "nt", 128, 128, 32768), 132, HOPPER).split > 1, kind

@@ -28,7 +28,7 @@ MIN_STEPS = 4  # the fewest steps along k per part
 @triton.jit(do_not_specialize=["schedule"])
 def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
                      schedule, EPILOGUE: tl.constexpr, INT64: tl.constexpr, COLUMNS: tl.constexpr, BM: tl.constexpr,
-                     BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, MATRICES: tl.constexpr,
+                     BN: tl.constexpr, BK: tl.constexpr, MATRICES: tl.constexpr,
                      SPLIT: tl.constexpr, VECTORS: tl.constexpr):  # fmt: skip
     """Compute BM rows and all COLUMNS columns, or with SPLIT a part of their sums; see `gemm_pointers`.
 
@@ -42,7 +42,7 @@ def gemm_few_columns(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual
     if SPLIT:
         i_tile, begin = tl.program_id(0) // split, tl.program_id(0) % split * steps_per_split
         end = tl.minimum(begin + steps_per_split, end)
-    i_batch, i_m, _ = grouped_tile(i_tile, tl.cdiv(m, BM), 1, GROUP, MATRICES)
+    i_batch, i_m, _ = grouped_tile(i_tile, tl.cdiv(m, BM), 1, MATRICES)
     o_m, o_k, stop = i_m * BM + tl.arange(0, BM), tl.arange(0, BK), tl.minimum(end * BK, k)
     # Rows beyond the last read the last row, which avoids masks.
     x_batch, x_m, x_k = i_batch, tl.minimum(o_m, m - 1), begin * BK + o_k

@@ -131,11 +131,12 @@ def quotient(x, y):
 
 
 @triton.jit
-def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: tl.constexpr, MATRICES: tl.constexpr):
-    """Return matrix, row and column of a tile. Groups of GROUP rows of tiles let concurrent tiles share operands in L2.
+def grouped_tile(i_tile, tiles_m, tiles_n, MATRICES: tl.constexpr):
+    """Return matrix, row and column of a tile. Groups of 8 rows of tiles let concurrent tiles share operands in L2.
 
     MATRICES is "one", "few" for several matrices with fewer than 2^21 tiles in all, or "many".
     """
+    GROUP: tl.constexpr = 8
     if MATRICES == "many":
         i_batch = i_tile // (tiles_m * tiles_n)
         i_tile = i_tile % (tiles_m * tiles_n)
@@ -287,7 +288,7 @@ def store_slices(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGU
 @triton.jit(do_not_specialize=["sizes", "schedule"])  # one kernel for all sizes
 def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, so, schedule,
              A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr, DOT: tl.constexpr,
-             EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+             EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr,
              MATRICES: tl.constexpr, SCHEDULE: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
     """Compute `full` tiles over all of k in persistent programs. With SCHEDULE "split_k", `leftover` tiles follow in
     `split` parts of `steps_per_split` steps, stored to `p_parts`. With "one_tile", a program has one tile and no loop.
@@ -300,7 +301,7 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
     start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, TILE[2])
     if SCHEDULE == "one_tile":
-        i_batch, i_m, i_n = grouped_tile(start, tiles_m, tiles_n, GROUP, MATRICES)
+        i_batch, i_m, i_n = grouped_tile(start, tiles_m, tiles_n, MATRICES)
         # A residual that is loaded before the main loop has arrived by its end.
         EARLY: tl.constexpr = (DEQUANT | ROUND | EPILOGUE) == (DEQUANT | ROUND | RESIDUAL)
         if EARLY:
@@ -321,19 +322,19 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
         # The store has its own tile counter: a shared one would make the next tile's loads depend on this tile's store.
         i_stored = start - programs
         for i_tile in tl.range(start, full, programs, flatten=True):
-            i_batch, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, MATRICES)
+            i_batch, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, MATRICES)
             b_acc = accumulate(
                 d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, 0, steps, A_LAYOUT, B_LAYOUT, DOT, TILE
             )  # fmt: skip
             i_stored += programs
-            i_batch, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, MATRICES)
+            i_batch, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, MATRICES)
             store_slices(b_acc, d_o, i_batch, i_m * BM, i_n * BN, m, n, p_o, operands, so, EPILOGUE, OUT_LAYOUT, INT64,
                          BM, BN, SLICES)  # fmt: skip
     # Store partial sums of the leftover tiles. `gemm_reduce_splits` may start meanwhile; it waits for their end.
     if SCHEDULE == "split_k":
         allow_next(OVERLAP)
         for i_part in tl.range(start, leftover * split, programs):
-            i_batch, i_m, i_n = grouped_tile(full + i_part // split, tiles_m, tiles_n, GROUP, MATRICES)
+            i_batch, i_m, i_n = grouped_tile(full + i_part // split, tiles_m, tiles_n, MATRICES)
             begin = i_part % split * steps_per_split
             b_acc = accumulate(d_a, d_b, i_batch, batches, i_m * BM, i_n * BN, begin,
                                tl.minimum(begin + steps_per_split, steps), A_LAYOUT, B_LAYOUT, DOT, TILE)  # fmt: skip
@@ -344,11 +345,10 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
 @triton.jit(do_not_specialize=["full", "split"])
 def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha, m, n, so, full, split,
                        EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                       GROUP: tl.constexpr, MATRICES: tl.constexpr, ROWS: tl.constexpr,
-                       MANY: tl.constexpr):  # fmt: skip
+                       MATRICES: tl.constexpr, ROWS: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
     """Sum the parts of ROWS rows of a split tile, from first to last, and apply the epilogue."""
     i_leftover, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
-    i_batch, i_m, i_n = grouped_tile(full + i_leftover, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
+    i_batch, i_m, i_n = grouped_tile(full + i_leftover, tl.cdiv(m, BM), tl.cdiv(n, BN), MATRICES)
     o_row = i_rows * ROWS + tl.arange(0, ROWS)  # [ROWS]
     p_part = p_parts + i_leftover * split * (BM * BN) + o_row[:, None] * BN + tl.arange(0, BN)[None, :]  # [ROWS, BN]
     b_acc = tl.zeros((ROWS, BN), tl.float32)  # [ROWS, BN]
@@ -369,9 +369,9 @@ def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha,
 @triton.jit(do_not_specialize=["schedule"])
 def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, sa, sb, so,
                   schedule, DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr,
-                  EVEN: tl.constexpr, VECTORS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr,
+                  EVEN: tl.constexpr, VECTORS: tl.constexpr, TILE: tl.constexpr,
                   MATRICES: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr):  # fmt: skip
-    """Compute one tile per program, or with SPLIT one of `split` parts of a tile, stored to `p_parts`.
+    """Compute one tile per program, or with SPLIT (2: allow the next kernel) a part of a tile, stored to `p_parts`.
 
     Args:
         sa: (strides of A along the batch dimensions, row stride, column stride); `sb` likewise.
@@ -403,9 +403,10 @@ def gemm_pointers(p_o, p_a, p_b, p_parts, p_vector, vector_stride, p_residual, a
     # The program's tile and its steps along k.
     i_tile, begin, end = tl.program_id(0), 0, tl.cdiv(k, BK)
     if SPLIT:
+        allow_next(SPLIT == 2)
         i_tile, begin = tl.program_id(0) // split, tl.program_id(0) % split * steps_per_split
         end = tl.minimum(begin + steps_per_split, end)
-    i_batch, i_m, i_n = grouped_tile(i_tile, tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP, MATRICES)
+    i_batch, i_m, i_n = grouped_tile(i_tile, tl.cdiv(m, BM), tl.cdiv(n, BN), MATRICES)
     o_m, o_n, o_k = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN), tl.arange(0, BK)
     m_m, m_n = (o_m < m)[:, None], (o_n < n)[None, :]  # [BM, 1], [1, BN]
     x_batch, x_m, x_n, x_k = i_batch, o_m, o_n, begin * BK + o_k
@@ -458,7 +459,7 @@ def gemm_rank1(p_o, p_a, p_b, p_vector, vector_stride, p_residual, alpha, sizes,
     `sb` are as in `gemm_pointers`.
     """
     m, n, k = sizes
-    i_batch, i_m, i_n = grouped_tile(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), 8, MATRICES)
+    i_batch, i_m, i_n = grouped_tile(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), MATRICES)
     o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
     x_batch, x_m, x_n = i_batch, o_m, o_n
     if INT64:

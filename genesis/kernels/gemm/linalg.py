@@ -25,7 +25,9 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
+from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
+from genesis.kernels.gemm import gemm
 from genesis.kernels.gemm.copies import (
     MIN_EXTENT,
     aligned_columns,
@@ -35,28 +37,7 @@ from genesis.kernels.gemm.copies import (
     transposed_copy,
 )
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
-from genesis.kernels.gemm.gemm import (
-    ACCUMULATE,
-    ALPHA,
-    ALPHA_POINTER,
-    BIAS_M,
-    BIAS_N,
-    DEQUANT,
-    DEQUANT_M,
-    DEQUANT_N,
-    GELU_TANH,
-    RELU,
-    RESIDUAL,
-    RESIDUAL_BY_TMA,
-    ROUND,
-    SCALE_M,
-    SCALE_N,
-    SILU,
-    gemm_pointers,
-    gemm_rank1,
-    gemm_reduce_splits,
-    gemm_tma,
-)
+from genesis.kernels.gemm.gemm import gemm_pointers, gemm_rank1, gemm_reduce_splits, gemm_tma
 from genesis.kernels.gemm.tf32_rs import gemm_tf32_rs_into
 from genesis.kernels.gemm.thin import thin_products_into
 from genesis.kernels.gemm.tiles import (
@@ -76,7 +57,7 @@ from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
 
 THIN, MIN_WIDTH, MIN_TERMS = 32, 512, 2048  # `_launch_thin`: largest number of rows, fewest columns and terms
 MIN_SUM = 64  # the fewest terms for `_launch_few_columns`
-PART_TILE = 1024  # elements per tile of `gemm_reduce_splits`
+PART_TILE, PARTS_IN_FLIGHT = 1024, 8192  # `gemm_reduce_splits`: elements of a program, and loads of parts at a time
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
 
 
@@ -151,18 +132,19 @@ class Epilogue(NamedTuple):
     @property
     def flags(self) -> int:
         """The kernels' EPILOGUE."""
-        bits = {None: 0, "relu": RELU.value, "gelu_tanh": GELU_TANH.value, "silu": SILU.value}[self.activation]
+        activations = {"relu": gemm.RELU, "gelu_tanh": gemm.GELU_TANH, "silu": gemm.SILU}
+        bits = activations[self.activation].value if self.activation is not None else 0
         if self.bias is not None:
-            bits |= BIAS_N.value if self.along == "n" else BIAS_M.value
+            bits |= gemm.BIAS_N.value if self.along == "n" else gemm.BIAS_M.value
         if self.row_scale is not None:
-            bits |= SCALE_M.value if self.along == "n" else SCALE_N.value
-        bits |= RESIDUAL.value * (self.residual is not None) | ACCUMULATE.value * self.accumulate
-        bits |= ROUND.value * (self.rounds and self.residual is not None)
+            bits |= gemm.SCALE_M.value if self.along == "n" else gemm.SCALE_N.value
+        bits |= gemm.RESIDUAL.value * (self.residual is not None) | gemm.ACCUMULATE.value * self.accumulate
+        bits |= gemm.ROUND.value * (self.rounds and self.residual is not None)
         if self.scales is not None:
-            return int(bits | DEQUANT_M.value | DEQUANT_N.value * self.scales.of_columns)
+            return int(bits | gemm.DEQUANT_M.value | gemm.DEQUANT_N.value * self.scales.of_columns)
         if isinstance(self.alpha, Array):
-            return int(bits | ALPHA_POINTER.value)
-        return int(bits | ALPHA.value * (self.alpha != 1.0))
+            return int(bits | gemm.ALPHA_POINTER.value)
+        return int(bits | gemm.ALPHA.value * (self.alpha != 1.0))
 
     @property
     def reads(self) -> bool:
@@ -172,7 +154,7 @@ class Epilogue(NamedTuple):
     @property
     def is_early(self) -> bool:
         """True if the epilogue only adds a residual. Programs of one tile then load it before the main loop."""
-        return self.flags & ~(DEQUANT.value | ROUND.value) == RESIDUAL.value
+        return self.flags & ~(gemm.DEQUANT.value | gemm.ROUND.value) == gemm.RESIDUAL.value
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -314,7 +296,7 @@ def _dot_type(dtype: DType) -> Any:
 
 def _launch_warp_specialized(p: Gemm, e: Epilogue) -> bool:
     """Launch a warp-specialized kernel for a K-major weight. Return False if it lacks the epilogue or is slower."""
-    is_scaled = e.scales is not None and e.flags & ~DEQUANT.value == 0
+    is_scaled = e.scales is not None and e.flags & ~gemm.DEQUANT.value == 0
     if not (e.is_early or is_scaled) or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
         return False
     x, weight = p.a.matrix(p.m, p.k), p.b.transposed.matrix(p.n, p.k)
@@ -337,7 +319,7 @@ def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
 
 def _launch_thin(p: Gemm, e: Epilogue) -> bool:
     """Launch the kernel for few rows and a long k, as in gradients of low-rank matrices. Return False for others."""
-    if e.flags & ~ACCUMULATE.value or p.matrices != 1 or p.a.row != 1 or p.b.column != 1 or p.o.column != 1:
+    if e.flags & ~gemm.ACCUMULATE.value or p.matrices != 1 or p.a.row != 1 or p.b.column != 1 or p.o.column != 1:
         return False
     if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
         return False
@@ -367,7 +349,7 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
     launch(
         gemm_few_columns, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
         p.batches, p.a[1:], p.b[1:], p.out_strides, (s.split, s.steps_per_split), EPILOGUE=e.flags, INT64=wide,
-        COLUMNS=p.n, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group, MATRICES=matrices, SPLIT=s.split > 1,
+        COLUMNS=p.n, BM=t.bm, BN=t.bn, BK=t.bk, MATRICES=matrices, SPLIT=s.split > 1,
         VECTORS=p.a.column == 1 and p.b.row == 1 and _is_addressed_by_tma(p), num_warps=t.warps,
     )  # fmt: skip
     _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
@@ -494,7 +476,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
         A_LAYOUT=(a.transposed, a.batch), B_LAYOUT=(b.transposed, b.batch),
         OUT_LAYOUT=("pointers" if o is None else ("columns" if o.transposed else "rows"), bool(o and o.batch)),
         DOT=(_dot_type(dtype), "tf32" if tf32 else "ieee", t.bk if _kind(dtype, p.k) == "fp8_long" else None),
-        EPILOGUE=flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
+        EPILOGUE=flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices,
         SCHEDULE="one_tile" if one_tile else "split_k" if s.split > 1 else "persistent", SLICES=t.bn // columns,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -507,7 +489,7 @@ def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) 
     if x is None or o is None or not e.accumulate or not is_describable(x, o.shape, o.strides):
         return e.flags, e.operands
     vector, stride, _, alpha = e.operands
-    flags = e.flags - RESIDUAL.value + RESIDUAL_BY_TMA.value
+    flags = e.flags - gemm.RESIDUAL.value + gemm.RESIDUAL_BY_TMA.value
     return flags, (vector, stride, o.descriptor(x, rows, columns), alpha)
 
 
@@ -555,7 +537,16 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
         t = unaligned_tile(p.matrices, p.m, p.n, p.k, dtype.itemsize, properties.sm_count)
         t = t._replace(split=1) if one_chain else t
     else:
-        q = Problem(kind, "nn", p.m, p.n, p.k, p.matrices, dtype.itemsize, p.o.array.dtype.itemsize)
+        q = Problem(
+            kind,
+            "tn" if p.a.row == 1 < p.a.column else "nn",
+            p.m,
+            p.n,
+            p.k,
+            p.matrices,
+            dtype.itemsize,
+            p.o.array.dtype.itemsize,
+        )
         t = tile or choose(q, properties.sm_count, properties.shared_memory, one_chain)
     so = p.out_strides
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
@@ -568,8 +559,8 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
         gemm_pointers, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
         p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split),
         DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.flags, INT64=wide,
-        EVEN=p.k % t.bk == 0, VECTORS=vectors, TILE=(t.bm, t.bn, t.bk), GROUP=t.group, MATRICES=matrices,
-        SPLIT=s.split > 1, AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
+        EVEN=p.k % t.bk == 0, VECTORS=vectors, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices,
+        SPLIT=(1 + can_overlap(p.o.array)) * (s.split > 1), AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
     _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
 
@@ -587,11 +578,12 @@ def _launch_reduce_splits(
 ) -> None:
     if partial is None:
         return
-    rows = max(1, min(t.bm, PART_TILE // t.bn))
+    many = min(32, triton.next_power_of_2(s.split))
+    rows = max(1, min(t.bm, min(PART_TILE, PARTS_IN_FLIGHT // many) // t.bn))
     launch(
         gemm_reduce_splits, s.leftover * (t.bm // rows), p.o.array, partial, *e.operands, p.m, p.n, p.out_strides,
-        s.full, s.split, EPILOGUE=e.flags, INT64=wide, BM=t.bm, BN=t.bn, GROUP=t.group, MATRICES=matrices, ROWS=rows,
-        MANY=min(8, triton.next_power_of_2(s.split)),
+        s.full, s.split, EPILOGUE=e.flags, INT64=wide, BM=t.bm, BN=t.bn, MATRICES=matrices, ROWS=rows,
+        MANY=many,
     )  # fmt: skip
 
 

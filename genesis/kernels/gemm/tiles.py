@@ -20,7 +20,6 @@ class GemmTile(NamedTuple):
     bk: int  # elements along k
     warps: int  # warps per program
     stages: int  # pipeline stages
-    group: int = 8  # rows of tiles in a group of `grouped_tile`
     split: int = 1  # parts along k of each tile left over after full rounds over the SMs
     swapped: bool = False  # compute outᵀ = bᵀ·aᵀ
     ctas_per_sm: int = 1  # programs per SM; one's epilogue overlaps the other's main loop
@@ -83,7 +82,8 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
         (64, 32, 64, 4, 4, 2), (64, 16, 64, 4, 4, 2),
     ),
     "float32": (  # no tensor cores
-        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 32, 16, 4, 3), (32, 32, 16, 4, 3)
+        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 32, 16, 4, 3), (32, 32, 32, 4, 4),
+        (16, 32, 32, 4, 4), (16, 16, 64, 4, 3),
     ),
     "pointers": (  # 2-byte floats and tf32 without TMA
         (128, 128, 32, 8, 3), (64, 64, 32, 4, 4), (32, 32, 32, 4, 3), (16, 64, 64, 4, 3), (64, 16, 64, 4, 3)
@@ -119,13 +119,15 @@ DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
 UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
 SECTORS = 2.2  # the same factor for copies by threads, whatever the alignment
-THREAD_LATENCY, THREAD_BYTES = 0.86, 60e3  # like `LATENCY` and `SM_BYTES`, for copies by threads
-REDUCE, PART_BYTES = 2.0, 4e6  # the kernel that adds parts; storing and adding them
-COPY, COPY_BYTES = 0.9, 2.15e6  # copying an operand
+THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 2.2, 0.86, 60e3  # like `LAUNCH` and so on, for copies by threads
+REDUCE, FMA_REDUCE, PART_BYTES = 2.0, 1.1, 4e6  # the kernel that adds parts, of float32; storing and adding them
+COPY, COPY_BYTES, TRANSPOSED_BYTES = 0.9, 2.15e6, 1.5e6  # copying an operand; transposing it
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
-FMA_CYCLES, FMA_EDGE, FMA_LATENCY, FMA_BYTES = 1.07, 0.3, 0.85, 22.9e3  # without tensor cores
+# Without tensor cores: cycles of four warps per element of a thread and per load of its operands, then the time of a
+# step's barriers, and of its loads.
+FMA_CYCLES, FMA_LOADS, FMA_STEP, FMA_LATENCY, FMA_BYTES = 1.0, 4.1, 0.092, 0.078, 29.7e3
 
 # The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
 # the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
@@ -134,7 +136,6 @@ RESERVED = 1 << 10  # bytes of shared memory that the driver reserves for each p
 MAX_SPLIT = 32  # more parts only move more partial sums
 GAIN = 1.05  # the time of a GEMM in one part, relative to one in several that is worth its memory
 PROGRAMS_PER_SM = 4  # programs without tensor cores that fit on an SM; a single one leaves latency exposed
-MIN_STEPS = 16  # the fewest steps along k per part, in `few_columns`
 FEW = 64  # float32 operands with at most this many rows or columns are read MN-major in place
 LARGE = 1 << 14  # elements of tiles that read enough for copies to aligned rows to be profitable
 MOST_CHOICES = 4096
@@ -242,12 +243,14 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     A step along k takes the latency of its loads, the multiply-adds of an SM's programs, or their bytes through L2 to
     the SM or to all SMs. Rounds, stores, the bytes of the operands, copies and parts along k follow.
     """
-    per_sm, sizes = t.ctas_per_sm, (p.m * p.k, p.k * p.n)
+    per_sm, sizes = t.ctas_per_sm, (p.matrices * p.m * p.k, p.matrices * p.k * p.n)
     a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
     cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
-    step_bytes = (t.bm * a + t.bn * b) * t.bk * p.item  # TMA takes as long for rows that are out of bounds
+    # TMA takes as long for rows that are out of bounds, and for rows of MN-major tiles that are shorter than 128 bytes.
+    columns = t.bn if p.layout[1] == "t" or not t.by_tma else max(t.bn, 128 // p.item)
+    step_bytes = (t.bm * a + columns * b) * t.bk * p.item
     if p.kind == "float32":
-        latency, sm_bytes = FMA_LATENCY / t.stages, FMA_BYTES
+        latency, sm_bytes = FMA_STEP + cycles / CYCLES + FMA_LATENCY / t.stages, FMA_BYTES
     elif p.has_tma and not t.by_tma:
         a = b = SECTORS
         step_bytes = (min(t.bm, p.m) + min(t.bn, p.n)) * t.bk * p.item
@@ -265,12 +268,13 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
         return time
 
     time = rounds(s.full, -(-p.k // t.bk), p.out * (1 + p.reads)) + rounds(s.leftover * s.split, s.steps_per_split, 4)
-    nbytes = p.matrices * ((sizes[0] * a + sizes[1] * b) * p.item + p.m * p.n * p.out * (1 + p.reads))
-    time = LAUNCH + _overlapped(time, nbytes / DRAM_BYTES)
+    nbytes = (sizes[0] * a + sizes[1] * b) * p.item + p.matrices * p.m * p.n * p.out * (1 + p.reads)
+    time = (LAUNCH if t.by_tma or not p.has_tma else THREAD_LAUNCH) + _overlapped(time, nbytes / DRAM_BYTES)
     if s.split > 1:
-        time += REDUCE + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
-    for x, size in zip("ab", sizes, strict=True):
-        time += (COPY + p.matrices * size * p.item / COPY_BYTES) * (x in t.copies)
+        time += (REDUCE if p.has_tma else FMA_REDUCE) + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
+    for x, size, is_transposed in zip("ab", sizes, (p.layout[0] == "t", p.layout[1] == "n"), strict=True):
+        speed = TRANSPOSED_BYTES if is_transposed and p.kind == "tf32" else COPY_BYTES
+        time += (COPY + size * p.item / speed) * (x in t.copies)
     return time
 
 
@@ -288,8 +292,8 @@ def _cycles(p: Problem, t: GemmTile) -> float:
     from shared memory, and take at least as long as that.
     """
     if p.kind == "float32":
-        per_thread = t.bm * t.bn / (32 * t.warps)  # elements; loads from shared memory grow with the root
-        return t.bm * t.bn * t.bk / 128 * FMA_CYCLES * (1 + FMA_EDGE / per_thread**0.5)
+        loads = 2 if p.layout[0] == "t" and t.bm * t.bn <= 256 else 1  # the banks of an MN-major A conflict
+        return t.bk * (t.bm * t.bn / 128 * FMA_CYCLES + t.warps / 4 * loads * FMA_LOADS)
     cycles = t.bm / 64 * t.bk * p.item / 32 * max(t.bn / 2, 1.33 * (16 + t.bn / 4))
     if p.kind == "fp8_long":
         cycles += PROMOTION * t.bm * t.bn / t.warps

@@ -209,7 +209,7 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i
 @triton.jit(do_not_specialize=["m", "n", "k"])
 def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, m, n, k, scale,
                        DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
-                       BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+                       BN: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
     given.
 
@@ -225,7 +225,7 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         if flagged == 0:
             return
         for i_tile in tl.range(start, tiles_m * tiles_n, programs):
-            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
                 b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
                 exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n,
@@ -234,10 +234,10 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         # The epilogue has its own tile counter. With a shared one, loads of the next tile would wait for this store.
         i_stored = start - programs
         for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
-            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")
             b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
             i_stored += programs
-            _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, GROUP, "one")
+            _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, "one")
             exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
                          EVEN, BM, BN, PIECES)  # fmt: skip
 
@@ -454,8 +454,7 @@ class Head:
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
             self.maxima, self.sums, row_slice(self.references, first, count),
             row_slice(self.overflow, first // self.rows, 1), *labels, count, classes, width, self.scale,
-            DOT=TRITON[dot.name],
-            EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn, BK=t.bk, GROUP=t.group,
+            DOT=TRITON[dot.name], EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn, BK=t.bk,
             PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
 
