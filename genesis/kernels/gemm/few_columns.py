@@ -18,9 +18,9 @@ from genesis.kernels.gemm.gemm import epilogue, grouped_tile, out_offsets
 from genesis.kernels.gemm.tiles import MAX_SPLIT, GemmTile
 
 MAX_COLUMNS = 2  # the most columns if A is K-major; otherwise 1, because all lanes then load the same element of B
-MAX_EXACT_COLUMNS = 8  # the limit for float32 without tensor cores, where tiles in shared memory would be mostly empty
+MAX_EXACT_COLUMNS = 6  # the limit for float32 without tensor cores, where tiles in shared memory would be mostly empty
 FEW_ELEMENTS = 1 << 20  # below this many elements of A, twice as many columns are worth reading B in each warp
-ELEMENTS = 2048  # elements of A per tile, 16 per thread
+ELEMENTS = 2048  # elements of A per tile, 16 per thread; half as many for 3 or more columns, which have as many sums
 PROGRAMS_PER_SM = 4
 MIN_STEPS = 4  # the fewest steps along k per part
 
@@ -92,14 +92,14 @@ def is_for_few_columns(
 
 def few_columns_tile(matrices: int, m: int, n: int, k: int, is_k_major: bool, sm_count: int) -> GemmTile:
     """Return a tile along A's contiguous axis, with few enough rows for two programs per SM, and splits along k."""
-    bm = 8
+    bm, elements = 8, ELEMENTS >> (n > 2)
     if is_k_major:
         while bm > 1 and matrices * triton.cdiv(m, bm) < 2 * sm_count:
             bm //= 2
-        bk = min(ELEMENTS // bm, max(128, triton.next_power_of_2(k)))
+        bk = min(elements // bm, max(128, triton.next_power_of_2(k)))
     else:
         bm = max(32, min(128, triton.next_power_of_2(m)))
-        bk = ELEMENTS // bm
+        bk = elements // bm
     tiles = matrices * triton.cdiv(m, bm)
     split = min(PROGRAMS_PER_SM * sm_count // tiles, triton.cdiv(k, bk) // MIN_STEPS, MAX_SPLIT)
     return GemmTile(bm, triton.next_power_of_2(n), bk, 4, 1, split=max(split, 1))
