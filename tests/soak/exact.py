@@ -30,6 +30,7 @@ from benchmarks.results import columns, rows_table, write_report
 from genesis import Tensor, cuda
 from genesis.autograd.modes import exact
 from genesis.backend import as_device
+from genesis.errors import GenesisError
 from genesis.nn import functional as F
 from genesis_models.adapters import AdapterConfig, adapted_layers, apply_adapters
 from genesis_models.engine import Request, Sampling, device, device_rows
@@ -88,8 +89,8 @@ class Case(NamedTuple):
 CASES = (
     Case("0.5B", 512, 260_000, 24, 512), Case("0.5B", 256, 160_000, 24), Case("0.5B", 100, 120_000, 24, 1024),
     Case("0.5B", 32, 60_000, 24, 64), Case("0.5B", 3, 20_000, 24, 256), Case("0.5B", 1, 20_000, 24),
-    Case("0.5B", 256, 60_000, 24, rank=16), Case("1.5B", 100, 60_000, 28), Case("qwen3-0.6B", 256, 80_000, 8),
-    Case("llama-1B", 512, 60_000, 8), Case("gemma3-1B", 100, 30_000, 12, 192), Case("1.5B", 512, 60_000, 8, 1024),
+    Case("0.5B", 256, 60_000, 24, rank=16), Case("1.5B", 100, 60_000, 28), Case("qwen3-0.6B", 256, 80_000, 4),
+    Case("llama-1B", 512, 60_000, 4), Case("gemma3-1B", 100, 30_000, 12, 192), Case("1.5B", 512, 60_000, 4, 1024),
     Case("llama-1B", 32, 20_000, 16), Case("0.5B", 3, 3_000, 24, rank=16), Case("qwen3-0.6B", 3, 3_000, 28),
     Case("gemma3-1B", 3, 3_000, 12), Case("1.5B", 1, 3_000, 28), Case("0.5B", 3, 600, 24, is_captured=False),
 )  # fmt: skip
@@ -119,7 +120,7 @@ ALONE = 8  # documents that the last layout scores for each temperature: every l
 Scorer = Callable[[np.ndarray, np.ndarray], np.ndarray]
 CASE_COLUMNS = columns(
     model=("model", "text", "Shape of the random weights; -lora16 with adapters of rank 16 on all linear layers."),
-    rows=("rows", "text", "Largest number of concurrent sequences; -eager without CUDA graphs."),
+    rows=("rows", "text", "Concurrent sequences, fewer than asked if memory is short; -eager without CUDA graphs."),
     layers=("layers", "count", "Layers of the model."),
     chunk=("chunk", "count", "Tokens of a prompt in one forward pass."),
     requests=("requests", "count", "Sequences."),
@@ -169,8 +170,8 @@ def requests_of(case: Case, tokens: int, vocabulary: int, rng: np.random.Generat
 
 def drawn(
     model: genesis_models.CausalLM, case: Case, requests: Sequence[Request]
-) -> tuple[list[list[int]], list[list[float]]]:
-    """The ids and log-probabilities that exact generation gives each request."""
+) -> tuple[list[list[int]], list[list[float]], int]:
+    """The ids and log-probabilities that exact generation gives each request, and the number of concurrent ones."""
     ids: list[list[int]] = [[] for _ in requests]
     chances: list[list[float]] = [[] for _ in requests]
     capacity = max(length_of(model, each) for each in requests)
@@ -182,10 +183,8 @@ def drawn(
             if token.id is not None and token.log_prob is not None:
                 ids[token.request].append(token.id)
                 chances[token.request].append(token.log_prob)
-    if engine.width != case.rows:
-        raise MemoryError(f"{case.name}: only {engine.width} rows fit")
     device_rows.release(model)
-    return ids, chances
+    return ids, chances, engine.width
 
 
 def micro_batches(
@@ -258,7 +257,7 @@ def check(
     rng, model = np.random.default_rng(seed), built(case, device).eval()
     requests = requests_of(case, tokens, model.config.vocab_size, rng)
     begin = time.perf_counter()
-    ids, chances = drawn(model, case, requests)
+    ids, chances, width = drawn(model, case, requests)
     middle = time.perf_counter()
     model.train()
     before, control = sum(each["differ"] for each in tallies.values()), Tally()
@@ -267,7 +266,8 @@ def check(
         numbers = rng.permutation(np.flatnonzero(temperatures == temperature))
         shares = *np.array_split(numbers[ALONE:], len(LAYOUTS) - 1), numbers[:ALONE]
         for layout, share in zip(LAYOUTS, shares, strict=True):
-            model.activation_checkpointing = layout.checkpointing
+            is_plain = layout.checkpointing == "selective" and not model.is_fused
+            model.activation_checkpointing = "full" if is_plain else layout.checkpointing
             documents = [(i, np.array([*requests[i].ids, *ids[i]])) for i in share.tolist()]
             score, plain = (scorer(model, each, temperature) for each in (layout, PLAIN))
             for batch, positions, places in micro_batches(documents, layout, rng):
@@ -281,7 +281,7 @@ def check(
                         end = first + len(requests[i].ids) - 1 + len(ids[i])
                         tally.compare(chances[i], scored[row, end - len(ids[i]) : end])
     return {
-        **case._asdict(), "model": case.model + case.adapted, "rows": f"{case.rows}{case.eager}",
+        **case._asdict(), "model": case.model + case.adapted, "rows": f"{width}{case.eager}",
         "requests": len(requests), "prompts": sum(len(each.ids) for each in requests), "drawn": sum(map(len, ids)),
         "differ": sum(each["differ"] for each in tallies.values()) - before, "drawing": middle - begin,
         "scoring": time.perf_counter() - middle,
@@ -289,7 +289,7 @@ def check(
 
 
 def main() -> int:
-    """Check all cases; return 1 if a log-probability differs, or if none does without `genesis.exact`."""
+    """Check all cases. Return 1 if one fails, if a log-probability differs, or if none does without `genesis.exact`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens to draw, at least 4 a row")
     parser.add_argument("--cases", default="", help="comma-separated models or model:rows, such as 0.5B:1,llama-1B")
@@ -300,13 +300,19 @@ def main() -> int:
     chosen = parser.parse_args()
     wanted = [each for each in chosen.cases.split(",") if each]
     rows, tallies, control = list[dict[str, Any]](), {each: Tally() for each in LAYOUTS}, Tally()
+    failed = False
     whole, begin = sum(case.tokens for case in CASES), time.monotonic()
     for number, case in enumerate(CASES):
         is_wanted = not wanted or case.name in wanted or case.name.partition(":")[0] in wanted
         if is_wanted and time.monotonic() - begin < chosen.seconds:
             tokens = max(-(-case.tokens * chosen.tokens // whole), 4 * case.rows)
             changed = case._replace(layers=min(case.layers, chosen.layers))
-            row, plain = check(changed, tokens, chosen.seed + number, tallies)
+            try:
+                row, plain = check(changed, tokens, chosen.seed + number, tallies)
+            except GenesisError as error:
+                print(f"{case.name}: {error}", file=sys.stderr, flush=True)
+                failed = True
+                continue
             control.update(plain)
             rows.append(row)
             seconds = f"{row['drawing']:.1f} s of drawing, {row['scoring']:.1f} s of scoring"
@@ -320,7 +326,7 @@ def main() -> int:
     total, differ = (sum(each[key] for each in tallies.values()) for key in ("scored", "differ"))
     print(f"{differ:,} of {total:,} log-probabilities differ")
     write_report(chosen.out, "exact", as_device("cuda"), tables, {"tokens": total, "differ": differ})
-    return int(differ or total != sum(row["drawn"] for row in rows) or not control["differ"])
+    return int(failed or differ or total != sum(row["drawn"] for row in rows) or not control["differ"])
 
 
 if __name__ == "__main__":
