@@ -244,10 +244,17 @@ def close(found: Array, wanted: Array, units: float = 1) -> None:
     np.testing.assert_array_less(np.abs(a - b), units * unit * np.maximum(np.abs(b), 1) + 1e-30)
 
 
+def test_small_tiles_add_residuals_where_wide_ones_waste_columns() -> None:
+    with collecting(Hopper):
+        x, widths = empty((8192, 64), bfloat16, CUDA), (576, 640, 896, 960, 1152, 1536, 2048)
+        tiles = {n: warp_specialized._tile_of(x, n, warp_specialized.RESIDUAL) for n in widths}
+    assert [n for n in widths if tiles[n] is warp_specialized.SHORT_TILE] == [576, 640, 1152]
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (8191, 576, 576)])
 def test_a_residual_is_added(m: int, n: int, k: int, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     x, weight, residual = random(rng, dtype, m, k), random(rng, dtype, n, k), random(rng, dtype, m, n)

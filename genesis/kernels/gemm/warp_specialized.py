@@ -469,21 +469,30 @@ WIDE_TILE = WsTile(128, 256, 3, 4, 168)
 NARROW_TILE = WsTile(128, 128, 5, 4, 168)  # for promoted sums, which need twice the registers
 SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # for main loops that are shorter than an epilogue with four warps
 SHORT_TERMS = 640  # largest K of 2-byte operands for which that holds
+SHORT_COST = 1.1  # time per column of SHORT_TILE, relative to WIDE_TILE, if main loops are longer
 
 
-def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
+def _tile_of(x: Array, n: int, form: gl.constexpr) -> WsTile:
     is_fp8 = x.dtype is float8_e4m3fn
     if form is SWIGLU_BACKWARD and (is_fp8 or x.shape[1] <= SHORT_TERMS):
         return SHORT_TILE
+    if form is RESIDUAL and not is_fp8:  # widths such as 576 waste a part of wide tiles, and of the last round
+        sm_count = backend_of(x.device).driver.properties.sm_count
+        columns = {t: triton.cdiv(_count(x, n, t), sm_count) * t.bn for t in (WIDE_TILE, SHORT_TILE)}
+        return SHORT_TILE if columns[SHORT_TILE] * SHORT_COST < columns[WIDE_TILE] else WIDE_TILE
     return NARROW_TILE if is_fp8 and x.shape[1] > MAX_IMPRECISE else WIDE_TILE
+
+
+def _count(x: Array, columns: int, t: WsTile) -> int:
+    return triton.cdiv(x.shape[0], t.bm) * triton.cdiv(columns, t.bn)
 
 
 def _tiles(x: Array, n: int, form: gl.constexpr) -> int:
     """Return the number of tiles for x's rows and n columns if this kernel is the fastest, otherwise 0."""
     if (x.dtype.itemsize != 2 and x.dtype is not float8_e4m3fn) or x.ndim != 2 or not x.size or is_interpreted():
         return 0
-    t, properties = _tile_of(x, form), backend_of(x.device).driver.properties
-    tiles = triton.cdiv(x.shape[0], t.bm) * triton.cdiv(n, _out_columns(t, form))
+    t, properties = _tile_of(x, n, form), backend_of(x.device).driver.properties
+    tiles = _count(x, n * t.bn // _out_columns(t, form), t)
     fits = properties.capability[0] == 9 and tiles < 1 << 21 and x.shape[0] * 2 * n < 1 << 31
     return tiles if fits and tiles >= ROUNDS * properties.sm_count else 0
 
@@ -510,7 +519,7 @@ def _launch(
     scales: Array | None = None,
 ) -> None:  # fmt: skip
     """Launch `gemm_ws`. `read` is the residual, or gate and up to read; `parts` are gate and up to store."""
-    (m, k), t, bk = x.shape, _tile_of(x, form), BYTES.value // x.dtype.itemsize
+    (m, k), t, bk = x.shape, _tile_of(x, n, form), BYTES.value // x.dtype.itemsize
     gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
     launch(
         gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), tma_tiles(x, t.bm, bk),
