@@ -13,17 +13,14 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
-from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
 from genesis.kernels.attention.common import scheduled_tile
 from genesis.kernels.attention.problem import AttentionTile, l2_sections, tiles_of
-from genesis.kernels.gemm import copies
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
-from genesis.shapes import Shape
 
 CUDA = Device("cuda", 0)
 # A bound of the relative error in norm of results, whose terms are rounded to the type.
@@ -235,75 +232,6 @@ def test_heads_in_sections_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -
     )
 
 
-@pytest.fixture
-def copied_keys(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
-    """The shapes of keys that attention copies to another layout from here on, however small."""
-    shapes: list[Shape] = []
-
-    def spy(out: Array, x: Array) -> bool:
-        shapes.append(out.shape)
-        return copies.transposed_copy(out, x)
-
-    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", 1)
-    monkeypatch.setattr(kernels, "transposed_copy", spy)
-    return shapes
-
-
-def check_forward(*what: Any) -> None:
-    """Compare what the forward pass of a `case` gives."""
-    c = case(*what)
-    x, g = c.x.numpy().astype(np.float64), c.g.numpy().astype(np.float64)
-    # tf32 has as many bits as float16; the interpreter does not round to it
-    rounds = c.x.dtype is float32 and allow_tf32 and not is_interpreted()
-    tolerance = TOLERANCE[float16 if rounds else c.x.dtype]
-    assert off(attention_packed(c.x, *c.rest, **c.attrs)[0], expected(x, g, c.mask)[0]) < tolerance
-
-
-@pytest.mark.parametrize(
-    ("size", "packed", "causal", "window"), [(24, False, True, 0), (16, True, True, 30), (40, False, False, 0)]
-)
-def test_keys_of_exact_float32_are_copied_to_be_contiguous_along_n(
-    size: int, packed: bool, causal: bool, window: int, copied_keys: list[Shape], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-
-    def spy(kernel: Any, grid: int, o: Array, lse: Array, q: Array, k: Array, *rest: Any, **keywords: Any) -> None:
-        read.extend((q.strides[1], k.strides[1]))
-        launch(kernel, grid, o, lse, q, k, *rest, **keywords)
-
-    monkeypatch.setattr(kernels, "launch", spy)
-    check_forward(size, float32, packed, causal, window, 75)
-    assert copied_keys == [(2, 75, KEY_HEADS, size)]
-    assert read == [(HEADS + 2 * KEY_HEADS) * size, 1]
-
-
-@pytest.mark.parametrize(
-    ("size", "dtype", "tokens", "tf32", "large"),
-    [(24, bfloat16, 35, False, 1), (24, float32, 35, True, 1), (24, float32, 35, False, copies.MIN_MULTIPLY_ADDS),
-     (24, float32, 15, False, 1), (12, float32, 35, False, 1)],
-)  # fmt: skip
-def test_other_keys_keep_their_layout(
-    size: int, dtype: DType, tokens: int, tf32: bool, large: int, copied_keys: list[Shape],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", large)
-    before = allow_tf32.set(tf32)
-    try:
-        check_forward(size, dtype, False, True, 0, tokens)
-    finally:
-        allow_tf32.set(before)
-    assert copied_keys == []
-
-
-def test_one_query_copies_no_keys(copied_keys: list[Shape]) -> None:
-    rng = np.random.default_rng(3)
-    q, k, v = (on_gpu(rng.standard_normal((1, t, 1, 32)).astype(np.float32), float32) for t in (1, 40, 40))
-    o, _ = attention(q, k, v, scale=0.2)
-    s = np.exp(0.2 * (k.numpy()[0, :, 0] @ q.numpy()[0, 0, 0]))
-    assert off(o, ((s / s.sum()) @ v.numpy()[0, :, 0])[None, None, None]) < TOLERANCE[float32]
-    assert copied_keys == []
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
@@ -366,7 +294,7 @@ def places(p_o, blocks, heads, together, divided):
 
 @pytest.mark.parametrize(("begin", "tokens", "window"), [(0, 70, 0), (61, 70, 0), (128, 1, 0), (100, 40, 50)])
 def test_a_chunk_of_a_prompt_over_the_row_of_a_cache(
-    begin: int, tokens: int, window: int, uses_tma: list[bool], copied_keys: list[Shape]
+    begin: int, tokens: int, window: int, uses_tma: list[bool]
 ) -> None:
     """Queries behind earlier keys, which are read where the cache `[2, B, K, S, D]` has them."""
     rng = np.random.default_rng(begin)
@@ -388,7 +316,6 @@ def test_a_chunk_of_a_prompt_over_the_row_of_a_cache(
     assert off(o, (p / p.sum(-1, keepdims=True) @ z).swapaxes(0, 1)[None]) < TOLERANCE[bfloat16]
     assert uses_tma
     assert all(uses_tma) or not is_interpreted()
-    assert copied_keys == []
 
 
 @pytest.mark.gpu

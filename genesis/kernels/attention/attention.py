@@ -18,8 +18,9 @@ the dK/dV kernel loads each tile of queries once per block of keys, by TMA, whic
 the inverse RoPE in the registers of the kernel that stores them, before they are rounded.
 
 Scores are in units of log2: e^x = 2^(x·log2 e), and the scale includes that factor. Operands of dots have the inputs'
-type (weights and ds are rounded to it, as tensor cores require); accumulators are float32. Dots of float32 inputs are
-exact, or tf32 where that is allowed. float64 is computed in float64.
+type (weights and ds are rounded to it, as tensor cores require); accumulators are float32. A dot of float32 inputs is
+three dots of their tf32 parts, whose error is as small as that of a float32 sum, or one dot where tf32 is allowed.
+float64 is computed in float64.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.backend.cuda.tma import Descriptor
-from genesis.dtypes import bfloat16, float32, int32
+from genesis.dtypes import bfloat16, int32
 from genesis.errors import UsageError
 from genesis.kernels.attention.flash import (
     attention_bwd_delta,
@@ -68,7 +69,6 @@ from genesis.kernels.attention.wgmma_backward import (
     overlaps_wgmmas,
 )
 from genesis.kernels.elements import work_type
-from genesis.kernels.gemm.copies import MIN_EXTENT, copy_is_profitable, transposed_copy
 from genesis.kernels.norm.rope import rope
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.attention import by_token, parts_of
@@ -87,21 +87,6 @@ def _options(t: AttentionTile) -> dict[str, int]:
     return {**options, "maxnreg": t.registers} if t.registers else options
 
 
-def _keys_along_n(k: Array, p: Problem) -> Array:
-    """Return the keys, with neighbouring keys contiguous (in a copy) if that speeds up exact float32 `q·kᵀ`."""
-    batches, keys, heads, size = k.shape
-    along_k = min(k.strides) >= 0 and k.strides[3] == 1 != k.strides[1] and min(keys, size) >= MIN_EXTENT
-    exact = k.dtype is float32 and p.constants["DOT"][2] == "ieee"
-    if not (exact and along_k and copy_is_profitable(k.size, k.size * p.tokens * p.group)):
-        return k
-    memory = empty((batches, heads, size, keys), k.dtype, k.device)
-    by_batch, by_head, by_column, by_key = memory.strides
-    transposed = memory.view(k.shape, (by_batch, by_key, by_head, by_column))
-    is_copied = transposed_copy(transposed, k)
-    assert is_copied, k
-    return transposed
-
-
 def forward_into(
     o: Array, lse: Array, q: Array, k: Array, v: Array, doc_starts: Array | None, scale: float, causal: bool,
     window: int, tile: AttentionTile | None = None,
@@ -116,7 +101,7 @@ def forward_into(
         tile = _tiles(q, p)[0]._replace(**EXACT_SIZES)
     elif tile is None and doc_starts is None and forward_ws_into(o, lse, q, k, v, causal, p):
         return
-    t, k = tile or _tiles(q, p)[0], _keys_along_n(k, p)
+    t = tile or _tiles(q, p)[0]
     blocks = triton.cdiv(p.tokens, t.queries)
     launch(
         attention_fwd, blocks * p.batches * p.heads, o, lse, p.tiled(q, t.queries), p.tiled(k, t.keys),

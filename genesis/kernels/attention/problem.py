@@ -90,7 +90,7 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
         raise ShapeError(what, next="use more heads of a smaller size")
     capability = backend_of(q.device).driver.properties.capability
     uses_tma = q.dtype.itemsize == 2 and capability >= (9, 0) and all(is_describable(x, *tma_region(x)) for x in read)
-    precision = "tf32" if q.dtype is float32 and allow_tf32 else "ieee"
+    precision = "ieee" if q.dtype is not float32 else "tf32" if allow_tf32 else "tf32x3"
     return Problem(
         batches, tokens, keys, heads, key_heads, head_dim,
         (scale_log2, None if sign == 1 else sign_argument, scale),
@@ -131,9 +131,9 @@ TILES: dict[str, dict[int, tuple[AttentionTile, AttentionTile, AttentionTile]]] 
         256: (AttentionTile(64, 64, 8, 2), AttentionTile(64, 32, 8, 2), AttentionTile(32, 32, 8, 2)),
     },
     "float32": {
-        64: (AttentionTile(32, 32, 4, 2), AttentionTile(32, 32, 4, 2), AttentionTile(32, 32, 8, 1)),
-        128: (AttentionTile(32, 32, 8, 1), AttentionTile(32, 32, 8, 2), AttentionTile(16, 32, 8, 1)),
-        256: (AttentionTile(16, 32, 8, 1), AttentionTile(16, 16, 8, 1), AttentionTile(16, 16, 8, 1)),
+        64: (AttentionTile(32, 64, 4, 2), AttentionTile(64, 64, 4, 1), AttentionTile(64, 32, 4, 1)),
+        128: (AttentionTile(16, 64, 4, 2), AttentionTile(32, 64, 4, 1), AttentionTile(32, 16, 4, 2)),
+        256: (AttentionTile(16, 32, 4, 1), AttentionTile(16, 64, 8, 1), AttentionTile(16, 16, 8, 1)),
     },
     "float64": {
         64: (AttentionTile(16, 16, 4, 1), AttentionTile(16, 16, 4, 1), AttentionTile(16, 16, 4, 1)),
