@@ -32,6 +32,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float16, float32
+from genesis.kernels.decode.exact_rows import exact_rows_into, takes_exact_rows
 from genesis.kernels.decode.few_rows import MAX_ROWS
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import TRITON, as_matrix, converted
@@ -42,6 +43,7 @@ WIDE_ROWS = 512  # largest number of rows
 SHORT = 2048  # largest K that takes steps of at most 128
 SHARED = 208 << 10  # bytes of all stages on an SM
 STAGES = 8  # largest number of stages
+MAX_NORM = 4096  # longest row that exact_rows.py normalises
 
 
 class WideTile(NamedTuple):
@@ -128,6 +130,11 @@ def is_for_wide_rows(x: Array, *weights: Array) -> bool:
     )
 
 
+def takes_norm(x: Array, weight: Array) -> bool:
+    """Return whether exact_rows.py also normalises x: one row, which fits into the registers of a warp."""
+    return is_for_wide_rows(x, weight) and x.size == x.shape[-1] <= MAX_NORM and takes_exact_rows(1, x.size)
+
+
 def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
@@ -176,6 +183,9 @@ def _launch(
     tile: WideTile | None = None,
 ) -> None:  # fmt: skip
     (m, k), parts = x.shape, 1 if h is None else 2
+    if tile is None and takes_exact_rows(m, k):
+        exact_rows_into(y, h, x, weight, bias, residual)
+        return
     n = weight.shape[0] // parts
     t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts)
     w = weight if h is None else weight.view((2, n, k), (n * k, k, 1), weight.offset)

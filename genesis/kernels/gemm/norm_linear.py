@@ -1,16 +1,17 @@
 """CUDA implementations of RMSNorm followed by linear layers, alone and as a gated MLP with a residual.
 
 Plain reference: genesis/ops/norm_linear.py: `norm_linear`, `norm_mlp`. The normalized input is written to a buffer,
-which the GEMM reads; the GEMM of gate and up applies SwiGLU in its epilogue. For few rows outside of autograd, the
-GEMM kernel normalizes the input itself.
+which the GEMM reads; the GEMM of gate and up applies SwiGLU in its epilogue. For few rows outside of autograd, and for
+one row under `genesis.exact`, the GEMM kernel normalizes the input itself.
 """
 
 from __future__ import annotations
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.kernels.decode.exact_rows import exact_rows_into
 from genesis.kernels.decode.few_rows import Norm, few_rows_linear_into, few_rows_swiglu_into, is_for_few_rows
-from genesis.kernels.decode.wide_rows import is_for_wide_rows, wide_rows_swiglu_into
+from genesis.kernels.decode.wide_rows import is_for_wide_rows, takes_norm, wide_rows_swiglu_into
 from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into, gemm_swiglu_into, quantized_gemm_swiglu_into
 from genesis.kernels.gemm.linear import linear, packed_linear
@@ -31,6 +32,10 @@ def norm_linear(
     weights, biases = split_parameters(own_parameters(parameters, low_rank))
     if not more and not fp8 and is_for_few_rows(x, *weights):
         few_rows_linear_into(y, x, weights, biases, norm=Norm(contiguous(scale), eps, rstd))
+        return
+    if not more and not fp8 and len(weights) == 1 and takes_norm(x, weights[0]):
+        bias, norm = contiguous(biases[0]) if biases else None, Norm(contiguous(scale), eps, rstd)
+        exact_rows_into(as_matrix(y), None, as_matrix(contiguous(x)), weights[0], bias, norm=norm)
         return
     normed = empty(x.shape, x.dtype, x.device)
     rms_norm((normed, rstd), x, scale, eps)
@@ -53,6 +58,11 @@ def norm_mlp(
         gate, up = params if len(params) == 2 else slices(params[0], [params[0].shape[0] // 2] * 2)
         norm = Norm(contiguous(scale), eps, rstd)
         few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
+        linear(y, h, down, down_bias, x)
+        return
+    if not (keep or pair_outputs or fp8) and len(params) == 1 and takes_norm(x, params[0]):
+        h, norm = _empty_like(x, gate_up.shape[-1] // 2), Norm(contiguous(scale), eps, rstd)
+        exact_rows_into(*map(as_matrix, (gate_up, h, contiguous(x))), contiguous(params[0]), norm=norm)
         linear(y, h, down, down_bias, x)
         return
     # Norm, then gate, up and h.
