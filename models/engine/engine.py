@@ -141,7 +141,12 @@ class Waiting:
 
     def requeue(self, number: int, request: Request) -> None:
         """Let the remainder of request `number` wait for a row before all others."""
-        self._again.append((number, request))
+        self._again.appendleft((number, request))
+
+    def peek(self) -> None:
+        """Let the source of requests run, as a server needs between two steps; a request that it yields waits."""
+        if (found := self._read()) is not None:
+            self._again.append(found)
 
     def cancel(self, number: int) -> None:
         """Drop the remainder of a request."""
@@ -149,8 +154,9 @@ class Waiting:
 
     def take(self) -> tuple[int, Request] | None:
         """Return the next request and its number, or None if nothing is pending."""
-        if self._again:
-            return self._again.popleft()
+        return self._again.popleft() if self._again else self._read()
+
+    def _read(self) -> tuple[int, Request] | None:
         try:
             request = next(self._requests) if self._is_open else None
         except StopIteration:
@@ -276,6 +282,7 @@ class Engine:
                 for row in range(len(self._rows)):
                     while self._rows[row] is None and (taken := waiting.take()) is not None:
                         yield from self._admit(row, *taken)
+                waiting.peek()
                 active = [row for row, used in enumerate(self._rows) if used is not None]
                 if active:
                     last = np.array([[used.tokens[-1]] for used in self._rows if used is not None], np.int64)

@@ -44,10 +44,10 @@ class Endless:
         self.live: dict[int, Request] = {}
         self.ends: set[int] = set()  # whose text ends with the next step
         self.taken = self.steps = 0
-        self.rows = 100
+        self.rows, self.waiting = 100, Waiting(())
 
     def run(self, requests: Iterable[Request | None]) -> Iterator[Token]:
-        waiting = Waiting(requests)
+        waiting = self.waiting = Waiting(requests)
         self.live.clear()
         while waiting.is_more or self.live:
             for _ in range(min(3, self.rows - len(self.live))):  # asked for each row that is free, as an engine does
@@ -56,6 +56,7 @@ class Endless:
                 self.live[found[0]], self.taken = found[1], self.taken + 1
                 if found[1].ids[0] == 13:
                     raise NumericError("logits are NaN")
+            waiting.peek()
             self.steps += 1
             for number in [*self.live]:
                 if number in self.ends and self.live.pop(number, None):
@@ -64,6 +65,7 @@ class Endless:
                     yield Token(number, 5)
 
     def cancel(self, request: int) -> None:
+        self.waiting.cancel(request)
         self.live.pop(request, None)
 
 

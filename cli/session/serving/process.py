@@ -53,8 +53,6 @@ class Worker:
         self._was_step = True  # since the last sequence was scored
         self._numbers: dict[int, int] = {}  # the engine's number of a request -> its id
         self._drawn: dict[int, tuple[int, list[int], str | None]] = {}  # by id, the tokens that are not sent yet
-        self._due = 0.0  # time at which they are sent
-        self._lead = -1  # the engine's number of the request whose token begins a step
         self._arrived = select.poll()  # created once, unlike in Connection.poll
         self._arrived.register(connection.fileno(), select.POLLIN)
 
@@ -74,7 +72,8 @@ class Worker:
         """Yield the next request, or None when nothing is pending and others run."""
         number = 0
         while True:
-            self._send_due()
+            self._flush()
+            self._poll()
             if not self._waiting:
                 yield None
                 continue
@@ -91,15 +90,11 @@ class Worker:
             yield request
 
     def _take(self, token: Token) -> None:
-        """Keep a token until the other tokens of its step are drawn, and for up to `JOINED_S`."""
+        """Keep a token until the engine asks for a request, which it does before it waits."""
         self._was_step = True
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
             return
-        if token.request == self._lead:
-            self._send_due()
-        elif self._lead not in self._numbers:
-            self._lead = token.request
         _, ids, _ = found = self._drawn.get(id) or (id, [], None)
         if token.id is not None:
             ids.append(token.id)
@@ -107,13 +102,6 @@ class Worker:
             self._numbers.pop(token.request, None)
             found = id, ids, token.finish
         self._drawn[id] = found
-
-    def _send_due(self) -> None:
-        """Send tokens that are due, and receive messages."""
-        if (now := time.monotonic()) >= self._due or not self._numbers:
-            self._due = now + JOINED_S
-            self._flush()
-        self._poll()
 
     def _flush(self) -> None:
         if self._drawn:
@@ -168,7 +156,6 @@ def _request(message: Message) -> Request:
 
 
 CONTEXT = 4096  # the most tokens of a sequence by default
-JOINED_S = 0.004  # tokens that are drawn within it are sent together
 ENDING_S = 4  # seconds within which the HTTP process ends after its last answer
 MOST_KEY = 4096  # characters
 ENGINE_S = 3  # seconds within which this process ends after that, unless its engine hangs
