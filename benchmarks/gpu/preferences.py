@@ -132,8 +132,6 @@ class Steps:
         loader: Any = SimpleNamespace(batch_size=ROWS, seq_len=LENGTH)
         state = TrainState(model, optimizer, loader, objective=objective)
         self.steps, self.count = DeviceSteps(state, self.device, MAX_NORM, 1000, note=lambda text: None), 0
-        cuda.empty_cache(self.device)
-        cuda.reset_peak_memory_stats(self.device)
 
     def step(self) -> int:
         """Take a step and wait for its end; return its real tokens."""
@@ -148,15 +146,13 @@ class Steps:
         first = self.steps.reading().results()[0]
         return first.loss_sum / first.targets
 
-    def close(self) -> float:
-        """Free the memory, and return the peak in bytes."""
-        peak = cuda.max_memory_allocated()
+    def close(self) -> None:
+        """Free the memory."""
         for part in self.steps._parts:
             part.close()
         del self.steps
         gc.collect()
         cuda.empty_cache(self.device)
-        return peak
 
 
 # --- Turns ------------------------------------------------------------------------------------------------------------
@@ -168,7 +164,6 @@ COLUMNS = columns(
     step=("step", "s", "Median step."),
     tokens_per_second=("tokens/s", "token/s", "Real tokens a second."),
     ratio=("ratio", "ratio", "Time per real token / that of Genesis' cached."),
-    peak=("memory", "bytes", "Peak allocated memory."),
     loss=("first loss", "count", "Loss of the first step."),
     error=("error", "text", "Why the mode has no figures."),
 )
@@ -205,8 +200,9 @@ def turns(sides: dict[str, Side], job: Job, modes: dict[str, str], chosen: argpa
                 row["seconds"] += answer["seconds"]
     for name, row in rows.items():
         if "error" not in row:
-            row |= {"tokens_per_second": statistics.median(row.pop("rates")), **ask(sides[name], close=True)}
+            row["tokens_per_second"] = statistics.median(row.pop("rates"))
             row["step"] = statistics.median(row.pop("seconds"))
+            ask(sides[name], close=True)
         print(json.dumps(row), flush=True)
     return list(rows.values())
 

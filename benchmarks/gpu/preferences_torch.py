@@ -248,18 +248,14 @@ class Steps:
     def loss(self) -> float:
         """The loss of the first step since the last call."""
         found, self.taken = float(self.taken[0]), []
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
         return found
 
-    def close(self) -> int:
-        """Free the memory, and return the peak in bytes."""
-        peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    def close(self) -> None:
+        """Free the memory."""
         del self.model, self.optimizer, self.parameters, self.batches
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return peak
 
 
 if __name__ == "__main__":
