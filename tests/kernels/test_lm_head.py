@@ -397,6 +397,39 @@ def test_only_rows_that_occur_are_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("classes", "width", "dtype"),
+    [
+        (700, 64, bfloat16),
+        (700, 64, float16),
+        *(
+            pytest.param(*each, marks=pytest.mark.gpu)
+            for each in (
+                (151_936, 896, bfloat16),
+                (128_256, 2048, bfloat16),
+                (50_000, 512, float16),
+                (9_000, 64, float32),
+            )
+        ),
+    ],
+)
+def test_log_probabilities_have_the_same_bits_with_and_without_gradients(
+    classes: int, width: int, dtype: DType
+) -> None:
+    """A reference is computed without gradients, and the policy with them."""
+    genesis.manual_seed(0)
+    x, weight = (genesis.randn(n, width, device=CUDA).mul_(0.3).to(dtype) for n in (200, classes))
+    labels = genesis.randint(0, classes, (200,), device=CUDA)
+    found = []
+    for needs in ((False, False), (True, False), (True, True)):
+        x.requires_grad_(needs[0])
+        weight.requires_grad_(needs[1])
+        found.append(F.linear_token_log_probs(x, weight, labels).detach().cpu().numpy())
+    assert found[0].std() > 0.1
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize(
     ("dtype", "needs"), [(bfloat16, (True, True)), (bfloat16, (False, True)), (float32, (True, True))]
 )
 def test_log_probabilities_of_labels_and_their_weighted_gradients(

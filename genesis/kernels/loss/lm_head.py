@@ -334,9 +334,9 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
         if valid:
             store_label_gradient(p_e, others, label, i_own, classes, BN)
         elif total != 0:  # a row without a valid label has infinite logits
-            for start in range(0, classes, BLOCK):
-                i = start + tl.arange(0, BLOCK)  # [BLOCK]
-                tl.store(p_e + i, tl.zeros((BLOCK,), tl.bfloat16), mask=i < classes)
+            for start in range(0, classes, WIDTH):
+                i = start + tl.arange(0, WIDTH)  # [WIDTH]
+                tl.store(p_e + i, tl.zeros((WIDTH,), tl.bfloat16), mask=i < classes)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
@@ -471,8 +471,18 @@ class Head:
             0 if memory is None else memory.strides[0], x.strides[0], 0 if y is None else y.strides[0],
             0 if g is None else g.strides[0], self.scale,
             RECOMPUTE=recompute, EXACT=self.exact, TILE=(self.tile.bm, self.tile.bn),
-            BLOCK=min(ROW_TILES, triton.next_power_of_2(self.tiles)), WIDTH=self._width, num_warps=4,
+            BLOCK=self._block, WIDTH=self._width, num_warps=4,
         )  # fmt: skip
+
+    @property
+    def _block(self) -> int:
+        """The statistics of a row per load. Triton gives tiles of one size the same layout, and that of elements of E
+        and x would add the statistics in another order than a pass without gradients, so their sizes are not used.
+        """
+        block = min(ROW_TILES, triton.next_power_of_2(self.tiles))
+        while block in (self._width, self.tile.bn):
+            block *= 2
+        return block
 
     @property
     def _width(self) -> int:

@@ -213,12 +213,14 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, p_g, first, 
     if GRADS:
         weight = tl.where(valid, 1 / sums, 0.0)
         base = tl.where(valid, top, float("inf"))  # makes all terms of a row that is not valid e^-inf = 0
-        for start in range(0, classes, BLOCK):
-            i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        # Triton gives tiles of one size the same layout. That of gradients would change the order of the sums above.
+        HALF: tl.constexpr = BLOCK // 2
+        for start in range(0, classes, HALF):
+            i = start + tl.arange(0, HALF)  # [HALF]
             m = i < classes
-            x = tl.load(p_row + i, mask=m, other=0)  # [BLOCK]
+            x = tl.load(p_row + i, mask=m, other=0)  # [HALF]
             tl.debug_barrier()
-            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)  # [BLOCK]
+            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)  # [HALF]
             if p_g is not None:
                 d *= converted(tl.load(p_g + i_row * sg), WORK)
             tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
