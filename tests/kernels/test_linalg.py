@@ -20,8 +20,8 @@ from genesis.errors import DeviceError
 from genesis.kernels.gemm import copies, linalg
 from genesis.kernels.gemm.copies import (
     aligned_columns,
-    aligned_copies,
-    aligned_copies_kernel,
+    aligned_copy,
+    aligned_copy_kernel,
     alignment_is_profitable,
     transposed_copy,
 )
@@ -289,12 +289,10 @@ def test_large_gemms_of_unaligned_rows_go_through_tma(
 
 
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
-def test_both_operands_are_copied_by_one_kernel(
-    layout: str, launched: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_operands_are_copied(layout: str, launched: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg, "alignment_is_profitable", lambda flops, nbytes: True)
     assert difference(layout, (33, 35), (35, 37), float16, None) < ROUNDING[float16]
-    assert launched == [aligned_copies_kernel, GEMM_TMA]
+    assert launched == [aligned_copy_kernel, aligned_copy_kernel, GEMM_TMA]
 
 
 @pytest.mark.parametrize("columns, distance", [(36, 36), (36, 38), (35, 35), (300, 302), (1, 5)])
@@ -308,7 +306,8 @@ def test_copies_in_wider_units_are_the_same(columns: int, distance: int, dtype: 
     y = whole.view(x.shape, whole.strides)
     small = on_gpu(values[:35].reshape(5, 7), dtype)
     room = empty((5, aligned_columns(7, dtype.itemsize)), dtype, CUDA)
-    aligned_copies([(y, x), (room.view((5, 7), room.strides), small)])
+    aligned_copy(y, x)
+    aligned_copy(room.view((5, 7), room.strides), small)
     assert np.array_equal(y.numpy(), x.numpy())
     assert np.array_equal(room.numpy()[:, :7], small.numpy())
 

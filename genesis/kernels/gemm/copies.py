@@ -16,8 +16,6 @@ Tiles: R rows x C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -69,10 +67,10 @@ FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 40
 
 
 @triton.jit
-def copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64: tl.constexpr, R: tl.constexpr,
-              C: tl.constexpr):  # fmt: skip
+def aligned_copy_kernel(p_o, p_x, rows, columns, so_r, sx_r, batch, so, sx, INT64: tl.constexpr, R: tl.constexpr,
+                        C: tl.constexpr):  # fmt: skip
     """Store out[batch, r, c] = x[batch, r, c] for R rows and C columns, and pad out's rows with 0."""
-    blocks_r, blocks_c = tl.cdiv(rows, R), tl.cdiv(columns, C)
+    program, blocks_r, blocks_c = tl.program_id(0), tl.cdiv(rows, R), tl.cdiv(columns, C)
     b, r, c = program // (blocks_r * blocks_c), program // blocks_c % blocks_r, program % blocks_c
     if INT64:
         b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
@@ -80,33 +78,6 @@ def copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64
     m_r = r < rows  # [R, 1]
     x = tl.load(p_x + offsets(b, batch, sx) + r * sx_r + c, mask=m_r & (c < columns), other=0)  # [R, C]
     tl.store(p_o + offsets(b, batch, so) + r * so_r + c, x, mask=m_r & (c < so_r))  # includes the padding
-
-
-@triton.jit
-def aligned_copies_kernel(p_o, p_x, p_o1, p_x1, programs, rows, columns, so_r, sx_r, batch, so, sx, rows1, columns1,
-                          so_r1, sx_r1, batch1, so1, sx1, INT64: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
-                          R1: tl.constexpr, C1: tl.constexpr):  # fmt: skip
-    """Run one copy in the first `programs` programs and a second copy, if p_x1 is given, in the others."""
-    program = tl.program_id(0)
-    if program < programs:
-        copy_tile(p_o, p_x, program, rows, columns, so_r, sx_r, batch, so, sx, INT64, R, C)
-    elif p_x1 is not None:
-        copy_tile(p_o1, p_x1, program - programs, rows1, columns1, so_r1, sx_r1, batch1, so1, sx1, INT64, R1, C1)
-
-
-class Copy(NamedTuple):
-    """A copy as the kernel takes it, with separate batch dimensions and elements as wide as both sides allow."""
-
-    out: Array
-    x: Array
-    sizes: tuple[int, int, int, int]  # rows, columns, row stride of out, row stride of x
-    batch: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes, strides of out, strides of x
-    tile: tuple[int, int]
-
-    @property
-    def programs(self) -> int:
-        rows, columns, _, _ = self.sizes
-        return math.prod(self.batch[0]) * triton.cdiv(rows, self.tile[0]) * triton.cdiv(columns, self.tile[1])
 
 
 def alignment_is_profitable(flops: int, nbytes: int) -> bool:
@@ -119,23 +90,8 @@ def aligned_columns(columns: int, item: int) -> int:
     return -(-columns * item // ROW) * ROW // item
 
 
-def aligned_copies(pairs: Sequence[tuple[Array, Array]]) -> None:
-    """Copy x to out for one or two (out, x) of a dtype. Columns are contiguous, out's row stride `aligned_columns`."""
-    copies = [_copy_of(out, x) for out, x in pairs]
-    first, second = copies[0], copies[-1]
-    wide = any(
-        needs_int64((*c.batch[0], *c.sizes[:2]), (*c.batch[i], c.sizes[i + 1], 1)) for c in copies for i in (1, 2)
-    )
-    arrays = (first.out, first.x, second.out, second.x) if len(copies) > 1 else (first.out, first.x, None, None)
-    launch(
-        aligned_copies_kernel, sum(c.programs for c in copies), *arrays, first.programs, *first.sizes, *first.batch,
-        *second.sizes, *second.batch, INT64=wide, R=first.tile[0], C=first.tile[1], R1=second.tile[0],
-        C1=second.tile[1], num_warps=4,
-    )  # fmt: skip
-
-
-def _copy_of(out: Array, x: Array) -> Copy:
-    """Return the copy in integers of up to 8 bytes."""
+def aligned_copy(out: Array, x: Array) -> None:
+    """Copy x to out in integers of up to 8 bytes. Columns are contiguous, out's row stride is `aligned_columns`."""
     item, columns = x.dtype.itemsize, x.shape[-1]
     assert out.strides[-2] * item % ROW == 0, out.strides
     base = 16 if x.data_ptr() % 16 == 0 else item  # a replay may have another address with only this alignment
@@ -147,9 +103,13 @@ def _copy_of(out: Array, x: Array) -> Copy:
         Array(a.storage, shape, (*(st // ratio for st in a.strides[:-1]), 1), kind, a.device, a.offset // ratio)
         for a in (out, x)
     )
-    rows, c = shape[-2], min(256, triton.next_power_of_2(shape[-1]))
-    batch = collapse(shape[:-2], o.strides[:-2], s.strides[:-2])
-    return Copy(o, s, (rows, shape[-1], o.strides[-2], s.strides[-2]), batch, (ELEMENTS // c, c))  # type: ignore[arg-type]
+    c = min(256, triton.next_power_of_2(shape[-1]))
+    batch, r = collapse(shape[:-2], o.strides[:-2], s.strides[:-2]), ELEMENTS // c
+    launch(
+        aligned_copy_kernel, math.prod(batch[0]) * triton.cdiv(shape[-2], r) * triton.cdiv(shape[-1], c), o, s,
+        *shape[-2:], o.strides[-2], s.strides[-2], *batch,
+        INT64=needs_int64(shape, o.strides) or needs_int64(shape, s.strides), R=r, C=c, num_warps=4,
+    )  # fmt: skip
 
 
 # --- Concatenation ----------------------------------------------------------------------------------------------------

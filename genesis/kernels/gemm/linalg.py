@@ -31,7 +31,7 @@ from genesis.kernels.gemm import gemm
 from genesis.kernels.gemm.copies import (
     MIN_EXTENT,
     aligned_columns,
-    aligned_copies,
+    aligned_copy,
     alignment_is_profitable,
     copy_is_profitable,
     transposed_copy,
@@ -434,22 +434,20 @@ def _with_copies(p: Gemm, names: str) -> Gemm:
     """Return the GEMM with copies of the operands named "a" or "b", whose rows begin at multiples of 128 bytes. 2-byte
     floats keep their order; others become K-major, as tensor cores require.
     """
-    item, pairs = p.a.array.dtype.itemsize, []  # copies that keep the order
+    item = p.a.array.dtype.itemsize
 
     def copied(x: Operand, rows: int, columns: int) -> Operand:
         if x.column != 1 and x.row == 1 and item == 2:
             return copied(x.transposed, columns, rows).transposed
         y, source, operand = _copied(x, p.batches, rows, columns, aligned_columns(columns, item))
         if x.column == 1:
-            pairs.append((y, source))
+            aligned_copy(y, source)
         elif not transposed_copy(y, source):
             copy(source, out=y)
         return operand
 
     a = copied(p.a, p.m, p.k) if "a" in names else p.a
     b = copied(p.b.transposed, p.n, p.k).transposed if "b" in names else p.b
-    if pairs:
-        aligned_copies(pairs)
     return p._replace(a=a, b=b)
 
 
