@@ -1,4 +1,4 @@
-"""What every test runs under: a fixed seed, repeatable Hypothesis examples, no display, no network, one BLAS thread."""
+"""Settings of all tests: a fixed seed, repeatable Hypothesis examples, no display, no network, one BLAS thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hypothesis import settings
 
 from tests.interpreter import hasten
 
-# Before numpy is imported, and inherited by the processes that tests start: workers that each spin up a thread per core
-# slow each other down.
+# Set before numpy is imported, and inherited by the processes that tests start. Workers with a thread per core each
+# would slow each other down.
 if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
         os.environ.setdefault(name, "1")
@@ -34,28 +34,28 @@ LOOPBACK = ("127.", "::1", "localhost")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a real one")
-    parser.addoption("--full", action="store_true", help="also run what is marked full, as with --gpu")
-    parser.addoption("--few", action="store_true", help="of the op suite on a GPU, what the interpreter runs of it")
+    parser.addoption("--gpu", action="store_true", help="run all tests, also those marked gpu, on a GPU")
+    parser.addoption("--full", action="store_true", help="also run tests marked full, as --gpu does")
+    parser.addoption("--few", action="store_true", help="run the interpreter's part of the op suite on a GPU")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without --gpu, kernels run in Triton's interpreter; it is chosen before the first of them is imported."""
+    """Without --gpu, choose Triton's interpreter before the first kernel is imported."""
     if config.getoption("--gpu"):
         os.environ.pop("TRITON_INTERPRET", None)
     else:
         os.environ["TRITON_INTERPRET"] = "1"
     if config.getoption("--few") or not config.getoption("--gpu"):
         os.environ["OP_SUITE"] = "few"
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where it is left open
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is not set
     if config.getoption("--gpu") and "PYTEST_XDIST_WORKER" in os.environ:
-        # There are processes enough.
+        # The workers of pytest already use all cores.
         importlib.import_module("genesis.backend.cuda.compilations")._work.workers.most = 0
-    gc.disable()  # until all is collected, of which hardly anything is garbage: 10 s of each worker
+    gc.disable()  # until all tests are collected: garbage collections would take 10 s of each worker
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the device at hand cannot run, and what `make unit-full` runs."""
+    """Deselect or skip tests that this device cannot run, and tests that only `make unit-full` runs."""
     on_gpu = config.getoption("--gpu")
     left = [] if on_gpu or config.getoption("--full") else [i for i in items if i.get_closest_marker("full")]
     if left:
@@ -68,32 +68,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs no GPU: make unit"))
 
 
-modules: list[Any] = [None]  # that of the test before
+modules: list[Any] = [None]  # the module of the previous test
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: garbage collections need not look through all of it again and again."""
+    """Exclude the collected tests, which live to the end, from garbage collections."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 def pytest_unconfigure() -> None:
-    """Libraries that look for what is left at the end find nothing."""
+    """Let libraries that report leaks at exit find none."""
     gc.enable()
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_interpreter(request: pytest.FixtureRequest) -> None:
-    """Without --gpu, kernels are run by Triton's interpreter with nothing done twice."""
+    """Make Triton's interpreter faster without --gpu."""
     if not request.config.getoption("--gpu"):
         hasten()
 
 
 @pytest.fixture(autouse=True)
 def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In the interpreter, whose time is that of the programs, matmuls of few rows have few: 64 rows of W in each."""
+    """In the interpreter, let programs of matmuls with few rows have 64 rows of W: time grows with the programs."""
     few_rows = None if request.config.getoption("--gpu") else kernels_of_few_rows()
     if few_rows is None:
         yield
@@ -110,7 +110,7 @@ def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @functools.cache
 def kernels_of_few_rows() -> Any:
-    """Imported before one is launched, since launches of the same shapes are prepared once; None without Triton."""
+    """The module of these kernels, imported before the first launch is prepared; None without Triton."""
     try:
         return importlib.import_module("genesis.kernels.decode.few_rows")
     except ImportError:
@@ -119,10 +119,10 @@ def kernels_of_few_rows() -> Any:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Seed what tests draw from without a generator of their own: no test's inputs depend on the tests before it.
+    """Seed the default generators: no test's inputs depend on the tests before it.
 
-    A hook, because fixtures of a module are set up before any fixture of one test. What earlier modules imported and
-    made stays to the end, too: a capture of a graph collects garbage, which took longer with every module.
+    This is a hook, because fixtures of a module are set up before any fixture of a test. Objects of earlier modules are
+    excluded from garbage collections, which run before each graph capture and took longer with every module.
     """
     import numpy as np
 
