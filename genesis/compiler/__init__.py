@@ -40,7 +40,7 @@ def schedule(graph: Graph) -> Program:
     # A group of one op runs the op's own kernel.
     steps = []
     for unit in fusion.ordered():
-        if isinstance(unit, Group) and len(unit.calls) > 1:
+        if isinstance(unit, Group) and (len(unit.calls) > 1 or unit.calls[0].op.family == "compiled"):
             steps.append(make(unit, needs_memory(unit, graph)))
         else:
             steps.append(OpStep(unit.calls[0] if isinstance(unit, Group) else unit))

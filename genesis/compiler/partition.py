@@ -67,7 +67,7 @@ def saved_values(
 
 def can_repeat(call: Call) -> bool:
     """Whether backward may compute a call of forward again."""
-    if call.op.name == "fill":
+    if call.op.name in ("fill", "arange"):
         return True
     if not call.op.elementwise or len(call.outputs) != 1:
         return False

@@ -42,13 +42,15 @@ from genesis.kernels.pointwise.elementwise import Expression, expression, identi
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
+WRITTEN = ("dropout", "place", "choose", "deposit")  # ops for which `_Writer` has a method
+
 # --- Expressions ------------------------------------------------------------------------------------------------------
 
 
 def expression_of(call: Call) -> Expression | None:
     """Return the expression of an elementwise call, with values as operands; None for an op without a formula."""
     out, name = call.outputs[0], call.op.name
-    if name in ("copy", "cast", "overwrite", "fill", "dropout", "place", "choose"):  # `_Writer` writes the last three
+    if name in ("copy", "cast", "overwrite", "fill", *WRITTEN):
         x = call.attrs["value"] if name == "fill" else call.inputs[name == "overwrite"]
         work = work_type(x.dtype if isinstance(x, Value) else out.dtype)
         return Expression(identity, (x,), work, work)
@@ -348,6 +350,14 @@ class _Writer:
             text = f"tl.where({at} < {end}, {value}, {text})"
         self.keep(call, text, work, self.shape_of(self.group.places[out]))
 
+    def deposit(self, call: Call) -> None:
+        """Write a `deposit`: a comparison with the coordinate."""
+        (x, index), out, at = call.inputs, call.outputs[0], self.coordinate(call)
+        work, i = work_type(out.dtype), self.operand(index, call, int64)
+        value, i = self.operand(x, call, work), f"tl.where({i} < 0, {i} + {call.attrs['size']}, {i})"
+        text = f"tl.where({at} == {i}, {value}, tl.zeros_like({value}))"
+        self.keep(call, text, work, self.shape_of(self.group.places[out]))
+
     def dropout(self, call: Call) -> None:
         """Write a dropout. The four words of a counter decide on four neighbours in row-major order."""
         from genesis.kernels.pointwise import random
@@ -612,7 +622,7 @@ def _written(group: Group, stored: list[Value]) -> _Writer:
             writer.total(group.partial.index(call), call)
         elif call.op.name in REDUCTIONS:
             writer.reduction(call)
-        elif call.op.name in ("dropout", "place", "choose"):
+        elif call.op.name in WRITTEN:
             getattr(writer, call.op.name)(call)
         else:
             writer.point(call)

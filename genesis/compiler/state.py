@@ -272,7 +272,7 @@ class State:
         fields = getattr(x, "__dict__", {})
         kind = type(x)
         if kind.__module__.partition(".")[0] in EFFECT_MODULES or any(
-            base not in GUARDED and not base.__flags__ & _HEAP_TYPE for base in kind.__mro__
+            base not in GUARDED and base.__flags__ & _IMMUTABLE for base in kind.__mro__
         ):
             raise Break(f"uses a {kind.__name__}, whose changes no guard sees")
         self._guard_length(fields)
@@ -291,7 +291,7 @@ class State:
 
         Returns `names` together with the names in those methods.
         """
-        if _is_own(kind) or not kind.__flags__ & _HEAP_TYPE:
+        if _is_own(kind) or kind.__flags__ & _IMMUTABLE:
             return names
         special = {n for each in kind.__mro__ if not _is_own(each) for n in vars(each) if n.startswith("__")}
         found: list[types.FunctionType] = []
@@ -316,7 +316,7 @@ def _facts(t: TensorBase) -> tuple[Any, ...]:
 
 _ABSENT = object()
 _STANDARD = str(Path(types.__file__).parent)
-_HEAP_TYPE = 1 << 9  # a class that Python code defines
+_IMMUTABLE = 1 << 8  # a class that Python code does not define
 
 
 def _slots(kind: type) -> set[str]:

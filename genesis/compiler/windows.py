@@ -12,61 +12,25 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from genesis.array import Array, Spec
 from genesis.compiler.graph import Call, Graph, Value
-from genesis.compiler.program import is_random, run_op
-from genesis.op import Op, registry
+from genesis.compiler.program import is_random
+from genesis.op import Op
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides
 
 DEPTH = 6  # most successive ops that run on the whole shape, or are computed again for a slice
 PARTS = 8  # most parts of a cat
 
 
-def _part(x: Any, dim: int, start: int, end: int) -> Any:
-    """Elements start to end of an array along a dimension."""
-    if not isinstance(x, Array):
-        return x[(slice(None),) * dim + (slice(start, end),)] if hasattr(x, "shape") else x
-    shape = (*x.shape[:dim], end - start, *x.shape[dim + 1 :])
-    return x.view(shape, x.strides, x.offset + start * x.strides[dim])
-
-
-def _place_infer(x: Array, dim: int, start: int, size: int) -> Spec:
-    return Spec((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
-
-
-def _place(out: Any, x: Any, dim: int, start: int, size: int) -> None:
-    out[...] = 0
-    _part(out, dim, start, start + x.shape[dim])[...] = x
-
-
-def _place_on_gpu(out: Array, x: Array, dim: int, start: int, size: int) -> None:
-    run_op(registry["fill"], (out,), (), {"value": 0, "shape": out.shape, "dtype": out.dtype})
-    run_op(registry["copy"], (_part(out, dim, start, start + x.shape[dim]),), (x,), {})
-
-
-def _choose_infer(*parts: Any, dim: int, ends: Shape) -> Spec:
-    first = next(x for x in parts if isinstance(x, Array))
-    return Spec(first.shape, first.dtype)
-
-
-def _choose(out: Any, *parts: Any, dim: int, ends: Shape) -> None:
-    for x, start, end in zip(parts, (0, *ends), ends, strict=False):
-        _part(out, dim, start, end)[...] = _part(x, dim, start, end)
-
-
-def _choose_on_gpu(out: Array, *parts: Any, dim: int, ends: Shape) -> None:
-    for x, start, end in zip(parts, (0, *ends), ends, strict=False):
-        target = _part(out, dim, start, end)
-        if isinstance(x, Array):
-            run_op(registry["cast"], (target,), (_part(x, dim, start, end),), {"dtype": out.dtype})
-        elif target.size:
-            run_op(registry["fill"], (target,), (), {"value": x, "shape": target.shape, "dtype": out.dtype})
+def _nowhere(*_: Any, **__: Any) -> Any:
+    raise AssertionError("only generated kernels compute this op")
 
 
 # x from `start` on in a dimension of `size` elements, and zeros elsewhere.
-PLACE = Op("place", _place, _place_infer, elementwise=True, family="compiled", cuda_impl=_place_on_gpu)
+PLACE = Op("place", _nowhere, _nowhere, elementwise=True, family="compiled")
 # Along a dimension, the elements before ends[0] of the first part, then those before ends[1] of the second, …
-CHOOSE = Op("choose", _choose, _choose_infer, elementwise=True, family="compiled", cuda_impl=_choose_on_gpu)
+CHOOSE = Op("choose", _nowhere, _nowhere, elementwise=True, family="compiled")
+# x where the coordinate in `dim` is the index, which may count from the end, and zeros elsewhere.
+DEPOSIT = Op("deposit", _nowhere, _nowhere, elementwise=True, family="compiled")
 
 
 def starts_of(root: Shape, strides: Shape, window: Value | None = None, shape: Shape = (), offset: int = 0) -> Any:
@@ -104,7 +68,7 @@ class Windows:
         self.is_point = is_point
         for call in graph.calls:
             inputs = tuple(self.narrow(x) if isinstance(x, Value) else x for x in call.inputs)
-            call = self._picked(self._placed(Call(call.op, inputs, call.attrs, call.outputs)))
+            call = self._picked(self._deposited(self._placed(Call(call.op, inputs, call.attrs, call.outputs))))
             self.calls.append(call)
             for v in call.outputs:
                 v.call, self.made_by[v] = call, call
@@ -140,6 +104,21 @@ class Windows:
             for x, start in zip(parts, (0, *ends), strict=False)
         )
         return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs)
+
+    def _deposited(self, call: Call) -> Call:
+        """Return `deposit` for the gradient of an index that picks one element per row, and other calls unchanged."""
+        if call.op.name != "index_get_backward":
+            return call
+        (g, *indices), dims, shape = call.inputs, call.attrs["dims"], call.attrs["shape"]
+        own = [(d, index) for d, index in zip(dims, indices, strict=True) if not self._counts(index, d, g)]
+        if len(own) != 1 or len(dims) != len(shape):
+            return call
+        (dim, index), rest = own[0], len(shape) - 1
+        if dim == rest and g.shape == shape[:rest]:
+            over = broadcast_strides(index.shape, index.strides, g.shape)
+            g, index = (v.window((*g.shape, 1), (*st, 0), v.offset) for v, st in ((g, g.strides), (index, over)))
+        is_pick = g.shape == (*shape[:dim], 1, *shape[dim + 1 :])
+        return Call(DEPOSIT, (g, index), {"dim": dim, "size": shape[dim]}, call.outputs) if is_pick else call
 
     def _picked(self, call: Call) -> Call:
         """Return a call that computes only the few elements that an index picks, and other calls unchanged."""
@@ -178,7 +157,13 @@ class Windows:
     def _moves(self, x: Value, depth: int) -> Call | None:
         """The elementwise call that computes a value and can compute it in another shape."""
         call = self.made_by.get(x)
-        if call is None or depth == 0 or x in self.kept or call.op in (PLACE, CHOOSE) or call.op.name == "overwrite":
+        if (
+            call is None
+            or depth == 0
+            or x in self.kept
+            or call.op in (PLACE, CHOOSE, DEPOSIT)
+            or call.op.name == "overwrite"
+        ):
             return None
         return call if call.op.elementwise and not is_random(call) and self.is_point(call) else None
 

@@ -296,7 +296,7 @@ def _pow_dx(g: Array, x: Any, p: Any) -> Array:
     if isinstance(p, Array):
         derivative = mul(pow(x, sub(p, 1)), p)
         return mul(g, where(eq(p, 0), 0.0, derivative))
-    return _zeros(g) if p == 0 else mul(g, mul(pow(x, p - 1), p))
+    return _zeros(g) if p == 0 else mul(g, mul(x if p == 2 else pow(x, p - 1), p))
 
 
 def _pow_dp(g: Array, x: Any, p: Array, result: Any) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import functools
 import itertools
@@ -20,6 +21,7 @@ from tests.compiler.test_compile import equal, ramp
 
 FACTOR = 1.0
 ARRAY, SET, DEQUE, BYTES, COUNT = np.ones(3), {"a"}, collections.deque([1.0]), bytearray(b"\1"), itertools.count(1)
+NUMBERS = array.array("f", [1.0])
 TABLE: dict[str, Any] = {"a": {"b": [1.0]}}
 SPACE = types.SimpleNamespace(inner=types.SimpleNamespace(value=1.0))
 
@@ -129,6 +131,7 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "an element of a numpy array": (lambda x: x * float(ARRAY[1]), lambda: ARRAY.__setitem__(1, 7)),
     "a set": (lambda x: x * (2 if "b" in SET else 3), lambda: SET.add("b")),
     "a deque": (lambda x: x * DEQUE[0], lambda: DEQUE.__setitem__(0, 9.0)),
+    "an array": (lambda x: x * NUMBERS[0], lambda: NUMBERS.__setitem__(0, 9.0)),
     "a bytearray": (lambda x: x * BYTES[0], lambda: BYTES.__setitem__(0, 9)),
     "a nested list": (lambda x: x * TABLE["a"]["b"][0], lambda: TABLE["a"]["b"].__setitem__(0, 9.0)),
     "a key": (lambda x: x * len(TABLE["a"]), lambda: TABLE["a"].__setitem__("c", 1)),

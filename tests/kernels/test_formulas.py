@@ -143,6 +143,7 @@ def test_the_form_of_a_function_follows_from_its_results(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", (genesis.bfloat16, genesis.float32))
 def test_a_copy_converts_nothing(dtype: Any) -> None:
     x, types = genesis.ones(70, 40, device="cuda", dtype=dtype), []
+    genesis.cuda.synchronize()
 
     def note(launch: Any, stream: int) -> None:
         types.append(launch.constants["WORK"].name)
