@@ -183,8 +183,7 @@ def power_of_any(y, x, p):
 def float32_power(x, p):
     """Return x^p of a float32 x: 2^(p·log2 |x|) in float64, with a relative error of 2^-30 before rounding to float32.
 
-    libdevice's float64 power takes twice the time, and rounding would drop its additional digits. Tiles with other x
-    than positive normal numbers, or with results beyond float32, take a longer way.
+    libdevice's float64 power takes twice the time. Tiles that hold more than positive normal x take a longer way.
     """
     y = p.to(tl.float64) * log2_float64(x)
     plain = (x >= 1.1754943508222875e-38) & (x < float("inf")) & ((high_bits(y) & 0x7FFFFFFF) < 0x40640000)  # 160
