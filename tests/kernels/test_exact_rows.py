@@ -54,7 +54,7 @@ def bits(a: Any) -> np.ndarray:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 3, 8, 9, 17, 32])
-@pytest.mark.parametrize(("n", "k"), [(1032, 896), (96, 4864), (1000, 320)])
+@pytest.mark.parametrize(("n", "k"), [(1032, 896), (96, 4864), (1000, 64)])
 def test_it_has_the_bits_of_wide_tiles(m: int, n: int, k: int) -> None:
     """Memory held NaN. Values have many magnitudes, so another order of the terms gives other bits."""
     if backend_of(CUDA).driver.properties.capability[0] != 9:

@@ -32,6 +32,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float16, float32
+from genesis.kernels import maths
 from genesis.kernels.decode.exact_rows import exact_rows_into, takes_exact_rows
 from genesis.kernels.decode.few_rows import MAX_ROWS
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
@@ -106,7 +107,10 @@ def wide_rows_kernel(p_y, p_h, d_x, d_w, p_bias, p_residual, m, n, sy, K: tl.con
         tl.store(p_h + o_h, converted(swiglu(b_gate, b_up), TYPE), mask=m_y)
     else:
         if p_bias is not None:
-            b_acc += converted(tl.load(p_bias + o_n, mask=o_n < n, other=0), tl.float32)[None, :]
+            # Triton would begin a chain of one step with the bias if it were added by +.
+            b_bias = converted(tl.load(p_bias + o_n, mask=o_n < n, other=0), tl.float32)[None, :]  # [1, BN]
+            b_one = tl.full((BM, BN), 1, tl.float32)  # [BM, BN]
+            b_acc = maths.fma(b_acc, b_one, tl.broadcast_to(b_bias, (BM, BN)))  # [BM, BN]
         b_y = converted(b_acc, TYPE)  # [BM, BN]
         if p_residual is not None:
             b_y = converted(converted(b_y, tl.float32) + converted(b_residual, tl.float32), TYPE)
