@@ -79,6 +79,7 @@ class Encoded:
     notes: Sequence[Defect] = ()
     split: int = 0
     is_good: bool = False
+    margin: float = 0.0
 
 
 class CompletionEncoder:
