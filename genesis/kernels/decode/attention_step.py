@@ -34,6 +34,7 @@ from genesis.backend.cuda import COUNTERS, backend_of
 from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
+from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels.attention.common import fast_exp2, operand
@@ -239,7 +240,7 @@ _WIDE = {
 _MMA = {64: ((128, 4), (256, 4), (512, 8)), 128: ((64, 4), (128, 8))}
 _CLUSTERED = {64: 64, 128: 0}  # the most programs if key heads have several clusters; a cluster is scheduled as a whole
 SHORT, LONG = 512, 4096  # keys that a short context has at most, and a long one exceeds
-SMS = 132  # SMs of an H100 or H200
+SMS, MANY = 132, 128  # SMs of an H100 or H200; many key heads
 MMA_GROUP = 8  # the most query heads per key head
 MMA_KEYS, MMA_BLOCKS = 8, 4  # keys per block, and the most blocks per tile of scores
 
@@ -259,7 +260,8 @@ def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) 
 
     The programs of a cluster are the parts, because adding parts costs little there. If each program has an SM to
     itself, a tile has a whole part where one fits; otherwise tiles are narrow and programs share SMs. Long contexts
-    have several clusters if there are few programs, otherwise parts without clusters.
+    have several clusters if there are few programs, otherwise parts without clusters. Many heads of 64 columns take
+    narrow tiles, because more of their programs share an SM.
 
     Args:
         size: columns of a head.
@@ -269,6 +271,9 @@ def mma_tile_of(size: int, group: int, pairs: int, capacity: int, cluster: int) 
         cluster: the most programs of a cluster.
     """
     tiles, most = _MMA[size], max(PROGRAMS // pairs, 1)
+    if size == 64 and (pairs > 2 * SMS or (pairs >= MANY and capacity <= SHORT)):
+        splits = 2 if pairs <= 2 * SMS and cluster > 1 else 1
+        return StepTile(64, 64, splits, 1, 4, 1, True, splits)
     useful = most, triton.cdiv(capacity, tiles[0][0])
     splits = min(4 if capacity <= SHORT else cluster, *map(triton.next_power_of_2, useful))
     while splits >= cluster > 1 and 2 * pairs * splits <= _CLUSTERED[size] and capacity > splits * tiles[-1][0]:
@@ -384,8 +389,11 @@ def _launch_blocks(
             num_warps=WARPS.value,
         )  # fmt: skip
         return
+    described = None
+    if cache.dtype is qkv.dtype and is_describable(cache, cache.shape, cache.strides):
+        described = Descriptor(cache, cache.shape, cache.strides, (1, 1, 1, BLOCK, padded))
     launch(
-        attention_step_blocks_kernel, pairs, *arguments, TYPE=TRITON[qkv.dtype.name], HEADS=heads,
+        attention_step_blocks_kernel, pairs, *arguments, described, TYPE=TRITON[qkv.dtype.name], HEADS=heads,
         STAGES=3 if padded <= 128 else 2, TILE=(max(16, triton.next_power_of_2(group)), BLOCK, padded), LAUNCH=overlaps,
         EXACT=mode.exact, num_warps=1,
     )  # fmt: skip

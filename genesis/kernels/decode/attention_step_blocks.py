@@ -26,16 +26,31 @@ BLOCK = 64  # keys of a block, as in the forward kernel of training
 PREFETCHED = tl.constexpr(512)  # keys that a program prefetches while the previous kernel ends
 
 
+@triton.jit
+def block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_key, scale_log2, TYPE: tl.constexpr):
+    """Update the online softmax with a block of keys and values; m_key [BN] marks visible keys, None all."""
+    b_s = tl.dot(b_q, b_k.T, input_precision="ieee")  # [BM, BN]
+    if m_key is not None:
+        b_s = tl.where(m_key[None, :], b_s, -float("inf"))  # [BM, BN]
+    b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)  # [BM]
+    b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # [BM]
+    b_p = fast_exp2(b_s * scale_log2 - b_base[:, None])  # [BM, BN]
+    b_rescale = fast_exp2(b_max - b_base)  # [BM]
+    b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc * b_rescale[:, None], input_precision="ieee")  # [BM, BD]
+    return b_new_max, b_sum * b_rescale + tl.sum(b_p, 1), b_acc
+
+
 @triton.jit(do_not_specialize=["capacity", "window"])
 def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_query_weight, p_key_weight, p_active,
-                                 capacity, window, scale_log2, eps, so_cache, TYPE: tl.constexpr, HEADS: tl.constexpr,
-                                 TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr,
+                                 capacity, window, scale_log2, eps, so_cache, d_cache, TYPE: tl.constexpr,
+                                 HEADS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr,
                                  EXACT: tl.constexpr):  # fmt: skip
     """Compute o [B, Q, D] from qkv [B, Q + 2·K, D] and the keys and values in the cache [2, B, K, S, D].
 
     `attention_step_kernel` documents the other arguments.
 
     Args:
+        d_cache: descriptor of the cache for TMA, which loads all blocks but a sequence's last; None without TMA.
         LAUNCH: whether kernels overlap, and whether overlapping kernels write only qkv.
         EXACT: normalise and rotate the token's heads as training does under `genesis.exact`.
     """
@@ -90,20 +105,23 @@ def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p
     o_n = tl.arange(0, BN)  # [BN]
     b_max = tl.full((BM,), -float("inf"), tl.float32)  # [BM], scaled, in units of log2
     b_sum, b_acc = tl.zeros((BM,), tl.float32), tl.zeros((BM, BD), tl.float32)  # [BM], [BM, BD]
-    for start in tl.range(low // BN * BN, length + 1, BN, num_stages=STAGES):
+    begin = low // BN * BN
+    if d_cache is not None:
+        last = length // BN * BN
+        for start in tl.range(begin, last, BN, num_stages=STAGES):
+            b_k = operand(d_cache.load([0, i_row, i_head, start, 0]).reshape(BN, BD), TYPE)  # [BN, BD]
+            b_v = operand(d_cache.load([1, i_row, i_head, start, 0]).reshape(BN, BD), TYPE)  # [BN, BD]
+            m_seen = None
+            if window is not None:
+                m_seen = start + o_n >= low  # [BN]
+            b_max, b_sum, b_acc = block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_seen, scale_log2, TYPE)
+        begin = last
+    for start in tl.range(begin, length + 1, BN, num_stages=1 if d_cache is not None else STAGES):
         m_key = (start + o_n <= length) & (start + o_n >= low)  # [BN]
         o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]  # [BN, BD]
         m_kv = (start + o_n <= length)[:, None] & (o_d < SIZE)[None, :]  # [BN, BD]
         b_k = loaded(p_keys + o_kv, m_kv, TYPE)  # [BN, BD]
-        b_s = tl.dot(b_q, b_k.T, input_precision="ieee")  # [BM, BN]
-        b_s = tl.where(m_key[None, :], b_s, -float("inf"))  # [BM, BN]
-        b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)  # [BM]
-        b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # [BM]
-        b_p = fast_exp2(b_s * scale_log2 - b_base[:, None])  # [BM, BN]
-        b_rescale = fast_exp2(b_max - b_base)  # [BM]
         b_v = loaded(p_values + o_kv, m_kv, TYPE)  # [BN, BD]
-        b_acc = tl.dot(operand(b_p, TYPE), b_v, b_acc * b_rescale[:, None], input_precision="ieee")  # [BM, BD]
-        b_sum = b_sum * b_rescale + tl.sum(b_p, 1)  # [BM]
-        b_max = b_new_max
+        b_max, b_sum, b_acc = block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_key, scale_log2, TYPE)
     b_o = tl.where(is_on, b_acc * (1.0 / b_sum)[:, None], 0.0)  # [BM, BD]
     store_heads(p_o + tl.program_id(0).to(tl.int64) * (GROUP * SIZE), b_o, GROUP, SIZE, BM, BD)
