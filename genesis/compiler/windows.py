@@ -157,13 +157,7 @@ class Windows:
     def _moves(self, x: Value, depth: int) -> Call | None:
         """The elementwise call that computes a value and can compute it in another shape."""
         call = self.made_by.get(x)
-        if (
-            call is None
-            or depth == 0
-            or x in self.kept
-            or call.op in (PLACE, CHOOSE, DEPOSIT)
-            or call.op.name == "overwrite"
-        ):
+        if call is None or depth == 0 or x in self.kept or call.op.name in ("place", "choose", "deposit", "overwrite"):
             return None
         return call if call.op.elementwise and not is_random(call) and self.is_point(call) else None
 
