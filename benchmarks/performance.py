@@ -67,17 +67,6 @@ SECTIONS = (
         ("size", "kind", "r", "shape", "checkpointing", "side", "step", "tokens_per_second", "reserved", "ratio"),
     ),
     Section(
-        "Preferences on a GPU",
-        "DPO on pairs of 100 to 1,500 tokens, adapters of rank 16 or all weights, in bf16. `cached` reads log-\n"
-        "probabilities of the reference, `adapter` computes them in each step, `sft` is the supervised step on\n"
-        "the same rows. In torch, `padded-N` is the step of TRL 1.16 with micro-batches of N pairs, and `packed`\n"
-        "a lean model that packs by hand, with compiled blocks. Tokens are real ones, and ratios are to `cached`.",
-        "preference-steps",
-        "steps",
-        ("size", "kind", "mode", "step", "tokens_per_second", "ratio"),
-        slower="`sft` computes no log-probabilities of answers.",
-    ),
-    Section(
         "Ranks",
         "Data parallel with ZeRO-1, compared with torch's DDP on a minimal model. `genesis bench-model\n"
         "--nproc 2 --vs torch` measures it; [ranks](ranks.md#what-it-costs) explains the columns.",

@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "models and commands": (9_712, ("models/", "cli/", "configs/")),
     "docstrings": (15_387, ()),
     "comments": (2_280, ()),
-    "benchmarks": (4_065, ("benchmarks/",)),
+    "benchmarks": (4_066, ("benchmarks/",)),
     "tests": (91_803, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
