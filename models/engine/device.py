@@ -292,7 +292,7 @@ class DeviceEngine:
             while len(self._batches) < AHEAD and any(self._sequences):
                 self._launch(held, waiting.is_more)
             if self._batches:
-                waiting.peek()
+                waiting.pause()
                 yield from self._read(self._batches.popleft())
             elif not waiting.is_more:
                 return

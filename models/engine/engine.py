@@ -10,7 +10,7 @@ Shapes: L layers, B rows, S capacity, T tokens, Q query heads, K key/value heads
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -132,6 +132,7 @@ class Waiting:
 
     def __init__(self, requests: Iterable[Request | None]) -> None:
         self._requests, self._taken, self._is_open = iter(requests), 0, True
+        self._pause: Callable[[], None] | None = getattr(requests, "pause", None)
         self._again: deque[tuple[int, Request]] = deque()
 
     @property
@@ -141,12 +142,12 @@ class Waiting:
 
     def requeue(self, number: int, request: Request) -> None:
         """Let the remainder of request `number` wait for a row before all others."""
-        self._again.appendleft((number, request))
+        self._again.append((number, request))
 
-    def peek(self) -> None:
-        """Let the source of requests run, as a server needs between two steps; a request that it yields waits."""
-        if (found := self._read()) is not None:
-            self._again.append(found)
+    def pause(self) -> None:
+        """Call the source's `pause`, if it has one, before the engine waits for a step."""
+        if self._pause is not None:
+            self._pause()
 
     def cancel(self, number: int) -> None:
         """Drop the remainder of a request."""
@@ -154,9 +155,8 @@ class Waiting:
 
     def take(self) -> tuple[int, Request] | None:
         """Return the next request and its number, or None if nothing is pending."""
-        return self._again.popleft() if self._again else self._read()
-
-    def _read(self) -> tuple[int, Request] | None:
+        if self._again:
+            return self._again.popleft()
         try:
             request = next(self._requests) if self._is_open else None
         except StopIteration:
@@ -282,7 +282,7 @@ class Engine:
                 for row in range(len(self._rows)):
                     while self._rows[row] is None and (taken := waiting.take()) is not None:
                         yield from self._admit(row, *taken)
-                waiting.peek()
+                waiting.pause()
                 active = [row for row, used in enumerate(self._rows) if used is not None]
                 if active:
                     last = np.array([[used.tokens[-1]] for used in self._rows if used is not None], np.int64)

@@ -508,6 +508,7 @@ def test_long_passes_are_not_captured(model: genesis_models.CausalLM, monkeypatc
     """Narrow models pass more tokens at once than are captured; there the host is not the limit."""
     sizes = [dataclasses.replace(model.config, hidden_size=size) for size in (896, 2048, 4096, 16384)]
     assert [*map(device.chunk_of, sizes)] == [8192, 4096, 2048, 2048]
+    device_rows.release(model)
     monkeypatch.setattr(device, "CHUNK", 32)
     engine = DeviceEngine(model, rows=2, capacity=128)
     requests = [Request([*range(1, length)], GREEDY, 2) for length in (80, 20)]

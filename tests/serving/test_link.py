@@ -56,7 +56,7 @@ class Endless:
                 self.live[found[0]], self.taken = found[1], self.taken + 1
                 if found[1].ids[0] == 13:
                     raise NumericError("logits are NaN")
-            waiting.peek()
+            waiting.pause()
             self.steps += 1
             for number in [*self.live]:
                 if number in self.ends and self.live.pop(number, None):

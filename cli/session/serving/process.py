@@ -60,7 +60,7 @@ class Worker:
         """Serve until the other process is gone."""
         while True:
             try:
-                for token in self._engine.run(self._requests()):
+                for token in self._engine.run(self):
                     self._take(token)
             except (Gone, EOFError, OSError):
                 return
@@ -68,12 +68,16 @@ class Worker:
                 self._fail([*self._numbers.values()], error, is_ours=True)
             self._numbers.clear()
 
-    def _requests(self) -> Iterator[Request | None]:
+    def pause(self) -> None:
+        """Send tokens and receive messages; the engine calls this before it waits for a step."""
+        self._flush()
+        self._poll()
+
+    def __iter__(self) -> Iterator[Request | None]:
         """Yield the next request, or None when nothing is pending and others run."""
         number = 0
         while True:
-            self._flush()
-            self._poll()
+            self.pause()
             if not self._waiting:
                 yield None
                 continue
@@ -90,7 +94,7 @@ class Worker:
             yield request
 
     def _take(self, token: Token) -> None:
-        """Keep a token until the engine asks for a request, which it does before it waits."""
+        """Keep a token until `pause`."""
         self._was_step = True
         id = self._numbers.get(token.request)
         if id is None:  # cancelled
