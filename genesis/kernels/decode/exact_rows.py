@@ -48,9 +48,7 @@ class ExactTile(NamedTuple):
     bx: int  # rows of x
     boxes: int  # boxes along K per step
     stages: int  # steps whose loads are in flight
-    length: (
-        int  # power of 2 up to which the only row of x is loaded at once; 0 for more rows, which are loaded in steps
-    )
+    length: int  # power of 2 that holds the only row of x, which is loaded at once; 0 for several rows
 
 
 @gluon.jit
@@ -118,7 +116,7 @@ def exact_rows_kernel(p_y, p_h, p_rstd, x, d_w, p_norm, p_bias, p_residual, m, n
     """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
 
     Args:
-        x: boxes of x; with LENGTH a pointer to its only row, which has LENGTH elements at most.
+        x: boxes of x; with LENGTH a pointer to its only row, which is loaded at once.
         p_norm: weight of an RMSNorm of that row, whose 1 / rms is stored at p_rstd.
         y_row: row stride of y and of the residual.
         m: number of rows; `n` is the number of columns, of gate alone with p_h.
