@@ -1,5 +1,5 @@
 """The paths of attention that small odd samples do not reach: tiles through TMA, several blocks of queries and keys
-with document boundaries between and inside them, heads in sections for L2, large heads.
+with document boundaries between and inside them, large heads.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import triton
-import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
@@ -17,8 +15,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int64
 from genesis.kernels.attention import attention as kernels
-from genesis.kernels.attention.common import scheduled_tile
-from genesis.kernels.attention.problem import AttentionTile, l2_sections, tiles_of
+from genesis.kernels.attention.problem import AttentionTile, tiles_of
 from genesis.ops.attention import attention, attention_backward, attention_packed, attention_packed_backward, parts_of
 from genesis.ops.rope import rope
 
@@ -207,31 +204,6 @@ def test_parts_of_one_array_give_the_bits_of_three_arrays() -> None:
     assert sums.numpy().tobytes() == lse.numpy().tobytes()
 
 
-def test_heads_in_sections_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = check(16, bfloat16, True, True, 0)[2]
-    calls = []
-
-    def few(rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 0) -> tuple[int, int]:
-        calls.append(heads)
-        return 1, heads - 1
-
-    monkeypatch.setattr(kernels, "l2_sections", few)
-    monkeypatch.setattr(kernels, "PROGRAMS", 1)
-    x, g = (on_gpu(np.zeros(shape, bfloat16.numpy), bfloat16) for shape in ((2, 150, 4, 16), (2, 150, 2, 16)))
-    rng = np.random.default_rng(16)
-    for array in (x, g):
-        backend_for(CUDA).from_numpy(rng.standard_normal(array.shape).astype(bfloat16.numpy), array)
-    o, lse, dx = (empty(a.shape, a.dtype, CUDA) for a in before)
-    starts, parts = on_gpu(documents(150), int64), parts_of(x, HEADS, KEY_HEADS)
-    kernels.forward_into(o, lse, *parts, starts, 0.25, True, 0)
-    kernels.backward_into(parts_of(dx, HEADS, KEY_HEADS), g, *parts, o, lse, starts, 0.25, True, 0)
-    assert calls == [4, 4, 2]
-    assert o.numpy().tobytes() == before[0].numpy().tobytes()
-    np.testing.assert_allclose(
-        dx.numpy().astype(np.float32), before[2].numpy().astype(np.float32), rtol=0.02, atol=0.02
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
@@ -260,36 +232,6 @@ def test_tiles_fit_shared_memory() -> None:
         for tile in tiles_of(bfloat16, size, 4096, 4096, 227 << 10, True):
             assert isinstance(tile, AttentionTile)
             assert (min(tile[:2]) + tile.stages * min(tile[:2])) * 4 * size <= 227 << 10
-
-
-def test_only_large_heads_of_many_are_divided() -> None:
-    row = 2 * 128 * 2
-    assert l2_sections(8192, 32, row, 128) == (2, 24)  # the last 800 programs are those of 7 heads, so 8 go together
-    assert l2_sections(8192, 32, row, 16) == (2, 0)  # 50 heads' programs
-    assert l2_sections(8192, 8, row, 128) == (8, 0)  # all of them fit
-    assert l2_sections(1024, 1000, row, 16) == (1000, 0)  # short ones: the order by length matters more
-    assert l2_sections(1 << 20, 32, row, 1 << 14) == (1, 31)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "heads", "together", "divided"), [(3, 7, 2, 4), (4, 5, 1, 5), (2, 6, 6, 0), (3, 4, 3, 0)]
-)
-def test_every_block_of_every_head_has_a_program(blocks: int, heads: int, together: int, divided: int) -> None:
-    found = empty((blocks * heads, 2), int64, CUDA)
-    launch(places, blocks * heads, found, blocks, heads, together, divided)
-    order = [tuple(each) for each in found.numpy().tolist()]
-    assert sorted(order) == [(block, head) for block in range(blocks) for head in range(heads)]
-    first = together if divided else heads
-    assert order[: blocks * first] == [(block, head) for block in range(blocks) for head in range(first)]
-    last = range(divided, heads)
-    assert order[blocks * divided :] == [(block, head) for block in range(blocks) for head in last]
-
-
-@triton.jit
-def places(p_o, blocks, heads, together, divided):
-    i_block, i_head = scheduled_tile(blocks, heads, together, divided)
-    tl.store(p_o + tl.program_id(0) * 2, i_block)
-    tl.store(p_o + tl.program_id(0) * 2 + 1, i_head)
 
 
 @pytest.mark.parametrize(("begin", "tokens", "window"), [(0, 70, 0), (61, 70, 0), (128, 1, 0), (100, 40, 50)])

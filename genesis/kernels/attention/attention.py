@@ -49,7 +49,6 @@ from genesis.kernels.attention.problem import (
     EXACT_SIZES,
     AttentionTile,
     Problem,
-    l2_sections,
     padded_head_dim,
     problem_of,
     tiles_of,
@@ -106,9 +105,8 @@ def forward_into(
     launch(
         attention_fwd, blocks * p.batches * p.heads, o, lse, p.tiled(q, t.queries), p.tiled(k, t.keys),
         p.tiled(v, t.keys), doc_starts, p.sizes,
-        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks), p.head_dim, p.scales[:2],
-        (o.strides, q.strides, k.strides, v.strides, p.doc_starts_strides), TILE=(t.queries, t.keys, p.padded),
-        **p.constants, **_options(t),
+        p.head_dim, p.scales[:2], (o.strides, q.strides, k.strides, v.strides, p.doc_starts_strides),
+        TILE=(t.queries, t.keys, p.padded), **p.constants, **_options(t),
     )  # fmt: skip
 
 
@@ -174,7 +172,7 @@ def backward_into(
         attention_bwd_dq_wgmma if overlaps else attention_bwd_dq, blocks * p.batches * p.heads, grads[0], *stats,
         p.tiled(q, t.queries, overlaps), p.tiled(g, t.queries, overlaps), p.tiled(k, t.keys, overlaps),
         p.tiled(v, t.keys, overlaps), g, o, lse, doc_starts, *rope_tables, p.sizes,
-        l2_sections(p.keys / p.group, p.batches * p.heads, p.kv_row_bytes, blocks, 32 << 20), p.head_dim, p.scales,
+        p.head_dim, p.scales,
         (*(x.strides for x in (grads[0], g, q, k, v, o, lse)), p.doc_starts_strides),
         TILE=(t.queries, t.keys, p.padded, t.stages), **p.constants, **_options(t),
     )  # fmt: skip
@@ -221,8 +219,7 @@ def _launch_dkdv(
         p.tiled(v, tile.keys, overlaps), ds,
         *p.vectors(stats.lse_and_delta, tile.queries, VECTOR_LAYOUT if overlaps else ""), first, stats.low, stats.high,
         *(rope_tables if splits == 1 else _Rope()), (p.tokens, p.keys, p.batches, p.key_heads, p.group, group_part),
-        l2_sections(group_part * p.tokens, p.batches * p.key_heads * splits, p.kv_row_bytes, blocks), p.head_dim,
-        p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))),
+        p.head_dim, p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))),
         TILE=(tile.queries, tile.keys, p.padded, tile.stages), RATIO=stats_queries // tile.queries, **p.constants,
         **_options(tile),
     )  # fmt: skip
@@ -297,7 +294,7 @@ def _spilled_chunk_into(
     ds_tiles = Descriptor(ds, ds.shape, ds.strides, (1, t.keys, t.queries)) if p.uses_tma else ds
     launch(
         attention_bwd_dq_from_ds, blocks * p.batches * p.heads, grads[0], ds, ds_tiles, p.tiled(k, t.keys), doc_starts,
-        *rope_tables, (p.tokens, p.batches, p.heads, p.group, p.window), (p.batches * p.heads, 0), p.head_dim,
+        *rope_tables, (p.tokens, p.batches, p.heads, p.group, p.window), p.head_dim,
         p.scales[2], (grads[0].strides, k.strides, p.doc_starts_strides), TMA=p.uses_tma, DOT=p.constants["DOT"],
         BM=t.queries, BD=p.padded, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Device functions that the attention kernels share: row loads and stores, exponents, scheduling, visible ranges.
+"""Device functions that the attention kernels share: row loads and stores, exponents, visible ranges.
 
 Plain reference: genesis/ops/attention.py. Tiles of rows are loaded by TMA (if TMA is set) or through pointers. Rows and
 columns out of bounds read as 0 either way.
@@ -7,7 +7,6 @@ Shapes: B batches, T tokens (queries), H heads, D head dimension. Arguments of s
 
     sizes      (tokens, keys, batches, heads, group[, window]): queries and keys per sequence, query heads, query heads
                per key head, window or None. Values are not specialized, so one kernel serves all lengths
-    schedule   (section, sectioned): see `scheduled_tile`
     scales     (scale_log2, sign[, scale]): scale_log2·sign is the softmax scale in units of log2. scale_log2 is
                positive, so that it commutes with max; sign is None for 1
     strides    one tuple per array [B, T, H, D], in the order of the kernel's arguments; `sx` are the strides of x
@@ -173,20 +172,6 @@ def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
         return x.load([start])  # [COUNT]
     else:
         return tl.load(x + start + tl.arange(0, COUNT))  # [COUNT]
-
-
-# --- Scheduling -------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def scheduled_tile(blocks, heads, section, sectioned):
-    """Return (block, head) of this program. All blocks of a section of `section` heads precede the next section, which
-    keeps a section's rows in L2. The heads from `sectioned` on form one section.
-    """
-    start = tl.minimum(tl.program_id(0) // (blocks * section) * section, sectioned)
-    count = tl.where(start < sectioned, section, heads - sectioned)
-    i = tl.program_id(0) - start * blocks
-    return i // count, start + i % count
 
 
 # --- Visible ranges ---------------------------------------------------------------------------------------------------

@@ -30,7 +30,6 @@ from genesis.kernels.attention.common import (
     merge_ranges,
     opaque,
     operand,
-    scheduled_tile,
     store_rows,
     store_rows_inverse_rope,
     unchained,
@@ -45,12 +44,11 @@ from genesis.kernels.maths import rounded_product
 # --- Forward ----------------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["sizes", "schedule"])
-def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr,
+@triton.jit(do_not_specialize=["sizes"])
+def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, head_dim, scales, strides, CAUSAL: tl.constexpr,
                   TMA: tl.constexpr, DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Compute o [B, T, H, D] and lse [B, H, T] from q [B, T, H, D], k and v [B, S, H / group, D]."""
     tokens, keys, batches, heads, group, window = sizes
-    section, sectioned = schedule
     scale_log2, sign = scales
     so, sq, sk, sv, ss = strides
     TYPE: tl.constexpr = DOT[0]
@@ -62,7 +60,7 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, schedule, head_dim, 
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
     # The last queries, which see the most keys, run first.
     blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
@@ -188,13 +186,12 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
 # --- dQ ---------------------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["sizes", "schedule"])
+@triton.jit(do_not_specialize=["sizes"])
 def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
-                     rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
+                     rope_stride, sizes, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
                      DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given, and store LSE and delta for dK/dV."""
     tokens, keys, batches, heads, group, window = sizes
-    section, sectioned = schedule
     scale_log2, sign, scale = scales
     sd, sg, sq, sk, sv, so, sl, ss = strides
     TYPE: tl.constexpr = DOT[0]
@@ -206,7 +203,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
     # The last queries, which see the most keys, run first.
     blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
@@ -300,9 +297,9 @@ def add_sum_over_queries(b_acc, b_w, b_x, PRECISION: tl.constexpr, TRANSPOSED: t
         return tl.dot(b_w, b_x, b_acc, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BN, BD]
 
 
-@triton.jit(do_not_specialize=["sizes", "schedule"])
+@triton.jit(do_not_specialize=["sizes"])
 def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p_high, p_cos, p_sin, rope_stride, sizes,
-                       schedule, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
+                       head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
                        TILE: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
     """Compute dV = pᵀ·dO and dK = scale·dsᵀ·q, summed over `group_part` query heads of a key head.
 
@@ -315,7 +312,6 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         RATIO: blocks of BM queries per block of the kernel that stored `lse`.
     """
     tokens, keys, batches, heads, group, group_part = sizes
-    section, sectioned = schedule
     scale_log2, sign, scale = scales
     sd, sg, sq, sk, sv = strides
     TYPE: tl.constexpr = DOT[0]
@@ -326,7 +322,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = p_low is not None
     splits = tl.cdiv(group, group_part)
-    i_block, i_rest = scheduled_tile(tl.cdiv(keys, BN), batches * heads * splits, section, sectioned)
+    i_block, i_rest = tl.program_id(0) // (batches * heads * splits), tl.program_id(0) % (batches * heads * splits)
     start_n, diagonal = i_block * BN, keys - tokens
     i_split = i_rest % splits
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads

@@ -1,4 +1,4 @@
-"""The arguments of an attention call as kernels take them: sizes, scale, types, tiles, and sections for L2."""
+"""The arguments of an attention call as kernels take them: sizes, scale, types, and tiles."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Problem(NamedTuple):
     doc_starts_strides: tuple[int, int]
     uses_tma: bool  # whether TMA loads tiles
     is_hopper: bool  # whether the GPU has compute capability 9
-    kv_row_bytes: int  # bytes of one row of keys and one row of values together
     constants: dict[str, Any]  # the kernels' CAUSAL, TMA and DOT
 
     @property
@@ -95,7 +94,7 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
         batches, tokens, keys, heads, key_heads, head_dim,
         (scale_log2, None if sign == 1 else sign_argument, scale),
         window or None, (0, 0) if doc_starts is None else (doc_starts.strides[0], doc_starts.strides[1]), uses_tma,
-        capability[0] == 9, 2 * head_dim * q.dtype.itemsize,
+        capability[0] == 9,
         {"CAUSAL": causal, "TMA": uses_tma, "DOT": (TRITON[q.dtype.name], TRITON[work_type(q.dtype).name], precision)},
     )  # fmt: skip
 
@@ -148,11 +147,6 @@ def padded_head_dim(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-SECTION_HEAD_BYTES = 3 << 20  # smallest bytes per head for which heads are scheduled in sections
-SECTION_TOTAL_BYTES = 64 << 20  # smallest bytes of all heads for that
-# The last programs belong to no section. The longest programs of all their heads start first and the shortest last, so
-# that SMs finish together. If a last section of few heads started with its longest programs, most SMs would idle.
-UNSECTIONED_PROGRAMS = 800
 LONG_KEYS = 2048  # the fewest keys for which the forward kernel for "tma" and heads of 64 uses LONG_TILE
 LONG_TILE = AttentionTile(64, 128, 4, 2)
 
@@ -174,19 +168,6 @@ def tiles_of(
         dq,
         dkdv._replace(queries=min(dkdv.queries, dq.queries)),
     )
-
-
-def l2_sections(
-    rows: float, heads: int, bytes_per_row: int, blocks: int, section_bytes: int = 8 << 20
-) -> tuple[int, int]:
-    """Return (section, sectioned) for `scheduled_tile`: heads per section, whose `rows` rows per head fit in L2, and
-    heads that are scheduled in sections. A head has `blocks` programs.
-    """
-    head_bytes = rows * bytes_per_row
-    if head_bytes < SECTION_HEAD_BYTES or head_bytes * heads < SECTION_TOTAL_BYTES:
-        return heads, 0
-    section = max(1, int(section_bytes / head_bytes))
-    return section, max(0, heads - triton.cdiv(UNSECTIONED_PROGRAMS, blocks)) // section * section
 
 
 def _fitting(

@@ -23,7 +23,6 @@ from genesis.kernels.attention.common import (
     first_visible_key,
     load_rows,
     operand,
-    scheduled_tile,
     store_rows,
     store_rows_inverse_rope,
     visible_key_blocks,
@@ -180,8 +179,8 @@ def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA:
     return operand(b_ds, TYPE)
 
 
-@triton.jit(do_not_specialize=["sizes", "schedule"])
-def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, schedule, head_dim,
+@triton.jit(do_not_specialize=["sizes"])
+def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, head_dim,
                              scale, strides, TMA: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                              BD: tl.constexpr):  # fmt: skip
     """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given. The last queries, which see the most keys, run
@@ -192,14 +191,13 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
         BM: BT or 2·BT.
     """
     tokens, batches, heads, group, window = sizes
-    section, sectioned = schedule
     sd, sk, ss = strides
     TYPE: tl.constexpr = DOT[0]
     WORK: tl.constexpr = DOT[1]
     PRECISION: tl.constexpr = DOT[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
     blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start = i_block * BM
     o_query = start + tl.arange(0, BM)  # [BM]

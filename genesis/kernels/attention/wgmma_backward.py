@@ -26,7 +26,6 @@ from genesis.kernels.attention.common import (
     first_visible_key,
     inverse_rope,
     opaque,
-    scheduled_tile,
     visible_end,
     visible_key_blocks,
 )
@@ -138,14 +137,13 @@ def store_gradient(p_x, b_x, p_cos, p_sin, rope_stride, i_part, i_batch, i_head,
 # --- dQ ---------------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["sizes", "schedule"])
+@gluon.jit(do_not_specialize=["sizes"])
 def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos,
-                           p_sin, rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: gl.constexpr,
+                           p_sin, rope_stride, sizes, head_dim, scales, strides, CAUSAL: gl.constexpr,
                            TMA: gl.constexpr, DOT: gl.constexpr,
                            TILE: gl.constexpr):  # fmt: skip
     """Compute dQ, and store LSE and delta, as `attention_bwd_dq` does."""
     tokens, keys, batches, heads, group, window = sizes
-    section, sectioned = schedule
     scale_log2, sign, scale = scales
     sd, sg, _sq, _sk, _sv, so, sl, ss = strides
     BM: gl.constexpr = TILE[0]
@@ -171,7 +169,7 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
     s_column.store(gl.arange(0, BN, gl.SliceLayout(0, S)))
     # The last queries, which see the most keys, run first.
     blocks = gl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = scheduled_tile(blocks, batches * heads, section, sectioned)
+    i_reversed, i_batch_head = gl.program_id(0) // (batches * heads), gl.program_id(0) % (batches * heads)
     i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
     start, diagonal = i_block * BM, keys - tokens
     i_key_head = i_head // group
@@ -232,9 +230,9 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
 # --- dK and dV --------------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["sizes", "schedule"])
+@gluon.jit(do_not_specialize=["sizes"])
 def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, p_low, p_high, p_cos, p_sin,
-                             rope_stride, sizes, schedule, head_dim, scales, strides, CAUSAL: gl.constexpr,
+                             rope_stride, sizes, head_dim, scales, strides, CAUSAL: gl.constexpr,
                              TMA: gl.constexpr, DOT: gl.constexpr, TILE: gl.constexpr,
                              RATIO: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and store ds if p_ds is given, as `attention_bwd_dkdv` does.
@@ -243,7 +241,6 @@ def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, 
     while ds is computed, so that both sums are issued together.
     """
     tokens, keys, batches, heads, group, group_part = sizes
-    section, sectioned = schedule
     scale_log2, sign, scale = scales
     sd = strides[0]
     BM: gl.constexpr = TILE[0]
@@ -270,7 +267,7 @@ def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, 
     s_column.store(gl.arange(0, BM, COLUMN))
     # The first keys, which the most queries see, run first.
     splits = gl.cdiv(group, group_part)
-    i_block, i_rest = scheduled_tile(gl.cdiv(keys, BN), batches * heads * splits, section, sectioned)
+    i_block, i_rest = gl.program_id(0) // (batches * heads * splits), gl.program_id(0) % (batches * heads * splits)
     start_n, diagonal = i_block * BN, keys - tokens
     i_split = i_rest % splits
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads
