@@ -26,11 +26,11 @@ def _nowhere(*_: Any, **__: Any) -> Any:
 
 
 # x from `start` on in a dimension of `size` elements, and zeros elsewhere.
-PLACE = Op("place", _nowhere, _nowhere, elementwise=True, family="compiled")
+PLACE = Op("place", _nowhere, _nowhere, elementwise=True, family="compiled", cuda_impl=_nowhere)
 # Along a dimension, the elements before ends[0] of the first part, then those before ends[1] of the second, …
-CHOOSE = Op("choose", _nowhere, _nowhere, elementwise=True, family="compiled")
+CHOOSE = Op("choose", _nowhere, _nowhere, elementwise=True, family="compiled", cuda_impl=_nowhere)
 # x where the coordinate in `dim` is the index, which may count from the end, and zeros elsewhere.
-DEPOSIT = Op("deposit", _nowhere, _nowhere, elementwise=True, family="compiled")
+DEPOSIT = Op("deposit", _nowhere, _nowhere, elementwise=True, family="compiled", cuda_impl=_nowhere)
 
 
 def starts_of(root: Shape, strides: Shape, window: Value | None = None, shape: Shape = (), offset: int = 0) -> Any:
