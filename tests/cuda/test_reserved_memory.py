@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -30,6 +32,7 @@ from genesis_cli.session.dry_run import memory_plan
 from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model, preset
+from tests.packaging.tree import REPOSITORY
 
 pytestmark = pytest.mark.host
 
@@ -111,7 +114,8 @@ def test_what_came_before_the_first_step_is_given_back(device: Device) -> None:
     assert cuda.memory_reserved(device) <= 1.05 * cuda.max_memory_allocated(device) + CONSTANT
 
 
-def test_a_plan_says_what_is_reserved_with_evaluations(device: Device) -> None:
+def check_reserved_with_evaluations(device: Device) -> None:
+    """Compare a plan with steps and evaluations; where blocks lie depends on what the process ran before."""
     case = CASES["lora-full"]
     settings: Any = {"batch": 8, "length": 1024, "activation_checkpointing": "full"}
     settings["select"] = lambda model: apply_adapters(model, LORA)
@@ -128,6 +132,19 @@ def test_a_plan_says_what_is_reserved_with_evaluations(device: Device) -> None:
     for _ in range(2):
         measure(steps.state.objective, model, batches[0], device)
     assert cuda.max_memory_reserved(device) == pytest.approx(plan.reserved, rel=0.02)
+
+
+def test_a_plan_says_what_is_reserved_with_evaluations() -> None:
+    program = "from tests.cuda import test_reserved_memory as here; here.in_new_process()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def in_new_process() -> None:
+    """Check on a fake H200 in a process that has run nothing else."""
+    found = counting_device(ARCHITECTURES[90])
+    with cuda.device(found):
+        check_reserved_with_evaluations(found)
 
 
 def test_a_step_is_explained_without_the_graphs_memory_beside_it(device: Device) -> None:
