@@ -147,7 +147,8 @@ def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTi
     """
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
-    (bm, bn, most), load = next((at for at in zip(sizes, loads, strict=True) if at[1] <= at[0][2]), (sizes[-1], 9))
+    tiles = [*zip(sizes, loads, strict=True)]
+    (bm, bn, most), load = next((at for at in tiles if at[1] <= at[0][2]), tiles[-1])
     shared_by = min(load, most)
     bk = 64 if parts == 2 or shared_by > 1 or bn > 64 else 256 if k > SHORT and bn <= 32 else 128
     stages = min(STAGES, SHARED // shared_by // (2 * bk * (bm + parts * bn)), triton.cdiv(k, bk) - 1)

@@ -535,16 +535,8 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
         t = unaligned_tile(p.matrices, p.m, p.n, p.k, dtype.itemsize, properties.sm_count)
         t = t._replace(split=1) if one_chain else t
     else:
-        q = Problem(
-            kind,
-            "tn" if p.a.row == 1 < p.a.column else "nn",
-            p.m,
-            p.n,
-            p.k,
-            p.matrices,
-            dtype.itemsize,
-            p.o.array.dtype.itemsize,
-        )
+        layout = "tn" if p.a.row == 1 < p.a.column else "nn"
+        q = Problem(kind, layout, p.m, p.n, p.k, p.matrices, dtype.itemsize, p.o.array.dtype.itemsize)
         t = tile or choose(q, properties.sm_count, properties.shared_memory, one_chain)
     so = p.out_strides
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
