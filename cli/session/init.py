@@ -332,7 +332,7 @@ def _head(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     if asked.goal in CHATS:
         yield f"#   genesis data preview {file}      shows what it trains on"
     yield f"#   genesis train {file}             --resume continues an interrupted run"
-    merge = " --merge" * (asked.goal in ("lora", "dpo", "reward"))
+    merge = " --merge" if asked.goal in ("lora", "dpo", "reward") else ""
     yield f"#   genesis export {escape(asked.output_dir)}{merge} --check"
     yield "#"
     for line in described(asked, place, sized):

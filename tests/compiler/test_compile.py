@@ -12,6 +12,7 @@ import pytest
 
 import genesis
 from genesis import nn
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import watching_launches
 from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
@@ -389,7 +390,8 @@ def test_an_operand_with_its_own_contiguous_dimension_is_read_in_square_tiles(sh
         found = genesis.compile(function)(x, y)
         genesis.cuda.synchronize()  # launches wait for their kernels' compilation
     assert tiles == ([(32, 32)] if min(shape[-2:]) >= 16 else [(None, None)])
-    np.testing.assert_allclose(found.numpy(force=True), function(x, y).numpy(force=True), rtol=1e-5, atol=1e-5)
+    near = 0 if is_interpreted() else 1e-5  # a GPU rounds a product and a sum once if they are in one kernel
+    np.testing.assert_allclose(found.numpy(force=True), function(x, y).numpy(force=True), rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
