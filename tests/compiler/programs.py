@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -206,23 +207,18 @@ def differences(want: Any, got: Any) -> str:
     return ""
 
 
-def found_in(seeds: range, device: str, worlds: tuple[Any, ...], until: float) -> tuple[int, list[str]]:
-    """Compare programs until a time (`time.monotonic`); return their number and what differs."""
-    count, found = 0, []
-    for seed in seeds:
-        if time.monotonic() > until:
-            break
-        count += 1
-        try:
-            text = compare(seed, device, worlds)
-        except Exception as error:
-            text = f"seed {seed}: {type(error).__name__}: {error}"
-        found += [text] if text else []
-    return count, found
+def checked(seed: int, device: str, worlds: tuple[Any, ...], until: float) -> str | None:
+    """Compare a program. Returns "", what differs, or None after a time (`time.monotonic`)."""
+    if time.monotonic() > until:
+        return None
+    try:
+        return compare(seed, device, worlds)
+    except Exception as error:
+        return f"seed {seed}: {type(error).__name__}: {error}"
 
 
 def main() -> int:
-    """Run programs in processes and print those that differ."""
+    """Run programs in processes; print at once those that differ, and their number so far every ten seconds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
@@ -231,20 +227,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--worlds", type=int, default=len(WORLDS), help="calls of each program")
     options = parser.parse_args()
-    last, until = options.seed + options.count, time.monotonic() + options.seconds
-    works = [
-        (range(options.seed + i, last, options.jobs), options.device, WORLDS[: options.worlds], until)
-        for i in range(options.jobs)
-    ]
-    if options.jobs == 1:
-        results = [found_in(*works[0])]
-    else:
-        with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-            results = pool.starmap(found_in, works)
-    found = [text for _, texts in results for text in texts]
-    print("\n".join(found[:20]))
-    print(f"{sum(count for count, _ in results)} programs, {len(found)} differ")
-    return bool(found)
+    began = told = time.monotonic()
+    one = partial(checked, device=options.device, worlds=WORLDS[: options.worlds], until=began + options.seconds)
+    seeds, count, different = range(options.seed, options.seed + options.count), 0, 0
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for text in pool.imap_unordered(one, seeds) if options.jobs > 1 else map(one, seeds):
+            count, different = count + (text is not None), different + bool(text)
+            if text:
+                print(text, flush=True)
+            if time.monotonic() > told + 10:
+                told = time.monotonic()
+                print(f"{count} programs in {told - began:.0f} s, {different} differ", flush=True)
+    print(f"{count} programs, {different} differ")
+    return bool(different)
 
 
 if __name__ == "__main__":
