@@ -74,7 +74,8 @@ def sample(
 
     The `top_k` likeliest tokens at the temperature are kept; of these the fewest whose total probability reaches top-p;
     of these the ones at least min-p times as likely as the likeliest. The draw inverts their cumulative distribution,
-    ordered from the likeliest token on, equal ones by id. A row with NaN or infinite logits returns -1.
+    ordered from the likeliest token on, equal ones by id; in the order of the ids if top-k, top-p and min-p keep all. A
+    row with NaN or infinite logits returns -1.
 
     Args:
         logits: `[B, V]`.
@@ -120,9 +121,12 @@ def _log_prob(line: np.ndarray, token: int) -> float:
 def _draw(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, uniform: float) -> int:
     vocabulary = len(scores)
     most = min(top_k, vocabulary) if top_k > 0 else vocabulary
+    if most == vocabulary and top_p >= 1 and min_p <= 0:
+        cumulated = np.cumsum(_weights(scores, scores.max(), temperature))
+        return min(int(np.searchsorted(cumulated, uniform * cumulated[-1], side="right")), vocabulary - 1)
     total = None if most < vocabulary else float(_weights(scores, scores.max(), temperature).sum())
     count = most if most < vocabulary else min(FEW, most)
-    # Sort more and more tokens until the cut or the draw is among them.
+    # Sort more and more tokens until the cut is among them.
     while True:
         order = _likeliest(scores, count)
         weights = _weights(scores[order], scores[order[0]], temperature)
@@ -132,10 +136,8 @@ def _draw(scores: np.ndarray, temperature: float, top_k: int, top_p: float, min_
             kept = min(int(np.searchsorted(cumulated, top_p)) + 1, kept)
         if min_p > 0:
             kept = min(kept, int(np.count_nonzero(weights >= min_p)))  # the likeliest has weight 1
-        is_cut = kept < len(order)
-        mass = float(cumulated[kept - 1]) if is_cut or count == most else 1.0
-        if is_cut or count == most or uniform < cumulated[-1] * (top_p >= 1 and min_p <= 0):
-            position = int(np.searchsorted(cumulated[:kept], uniform * mass, side="right"))
+        if kept < len(order) or count == most:
+            position = int(np.searchsorted(cumulated[:kept], uniform * cumulated[kept - 1], side="right"))
             return int(order[min(position, kept - 1)])
         count = min(8 * count, most)
 

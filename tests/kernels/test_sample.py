@@ -1,7 +1,7 @@
 """Drawing tokens on CUDA against the reference: every setting, ties, flat logits, large vocabularies, mixed rows.
 
 On generic logits the tokens are equal. Where u may be within rounding of a border between two tokens (flat logits of a
-large vocabulary, penalties), the token's part of the cumulated probabilities must contain it within 2^-26 (1e-6).
+large vocabulary, penalties), the token's part of the cumulated probabilities must contain it within 2^-20.
 """
 
 from __future__ import annotations
@@ -53,13 +53,11 @@ def assert_equal(logits: np.ndarray, settings: Any, top_k: Any, seen: np.ndarray
 
 
 def miss(token: int, logits: np.ndarray, key: np.ndarray, temperature: float) -> float:
-    """How far u is from the token's part of the cumulated probabilities of all tokens."""
-    order = np.argsort(-logits.astype(np.float64), kind="stable")
-    weights = np.exp((logits[order].astype(np.float64) - float(logits.max())) / temperature)
+    """How far u is from the token's part of the probabilities of all tokens, cumulated in the order of the ids."""
+    weights = np.exp((logits.astype(np.float64) - float(logits.max())) / temperature)
     ends = np.cumsum(weights) / weights.sum()
-    place = int(np.flatnonzero(order == token)[0])
     u = float(uniforms(key[None])[0])
-    return float(max(u - ends[place], (ends[place - 1] if place else 0.0) - u, 0.0))
+    return float(max(u - ends[token], (ends[token - 1] if token else 0.0) - u, 0.0))
 
 
 SETTINGS = {
@@ -197,6 +195,9 @@ def test_a_large_vocabulary(rows: int, vocabulary: int, dtype: str) -> None:
     np.testing.assert_allclose(chances[same], log_probs[same], rtol=1e-5, atol=1e-5)
     assert same.mean() > 0.9 or rows == 1, (tokens, wanted)
     for row in np.flatnonzero(~same):  # a border lies within rounding: the token must be a neighbour of the reference's
+        if top_k[row] == 0 and settings[row, 1:3].tolist() == [1, 0]:
+            assert miss(int(tokens[row]), logits[row], keys_of(rows)[row], settings[row, 0]) <= 2.0**-20
+            continue
         order = np.argsort(-logits[row].astype(np.float64), kind="stable")
         places = [int(np.flatnonzero(order == token)[0]) for token in (tokens[row], wanted[row])]
         assert abs(places[0] - places[1]) == 1, (row, settings[row], top_k[row], places)
@@ -209,7 +210,7 @@ def test_u_lies_in_the_part_of_the_token(scale: float) -> None:
     logits = (rng.standard_normal((32, 151_936)) * scale).astype(np.float32)
     tokens, *_ = drawn(logits, (1, 1, 0, 1), 0)
     keys = keys_of(32)
-    assert max(miss(int(t), logits[row], keys[row], 1) for row, t in enumerate(tokens)) <= 2.0**-26
+    assert max(miss(int(t), logits[row], keys[row], 1) for row, t in enumerate(tokens)) <= 2.0**-20
 
 
 @pytest.mark.parametrize("where", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

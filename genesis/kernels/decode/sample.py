@@ -7,12 +7,13 @@
    become candidates, and the last program of a row sorts them.
 
 Kernels read the settings of each row on the device, so one graph works for all settings. A row that takes the likeliest
-token skips 2 and 3. A row with a small top-k skips 2 and takes its candidates from the groups (sample_parts.py). No row
-is sorted completely.
+token skips 2 and 3. A row with a small top-k skips 2 and takes its candidates from the groups (sample_parts.py). A row
+that may draw any token skips 2 and draws in the order of the ids, from the sums of the chunks. No row is sorted
+completely.
 
 A token differs from the reference's only if the draw is within rounding of the border between two tokens. The rounding
-is at most 2^-26 of u, because weights below 2^-44 of the likeliest token's are left out. With penalties, which are
-rounded to float32, it is 1e-6 · the largest |score| / temperature.
+is at most 2^-26 of u, because weights below 2^-44 of the likeliest token's are left out; 2^-20 in the order of the ids,
+whose weights are float32. With penalties, which are rounded to float32, it is 1e-6 · the largest |score| / temperature.
 
 Tiles: T ids of a chunk in groups of G; BINS bins; N candidates; B rows.
 """
@@ -35,16 +36,20 @@ from genesis.kernels.decode.sample_parts import (
     facts_of_row,
     gather_top,
     group_of,
+    is_plain,
     is_small,
     masses_of,
     ordered,
     ordered_back,
+    place_in,
     random_bits,
     reached_by,
+    scales_of,
     scores_of,
     settings_of,
     share_of,
     top_groups,
+    units_of,
     weights_of,
 )
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
@@ -52,7 +57,8 @@ from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
 PROGRAMS = 264  # programs of a launch: two per SM of an H100 or H200
-FIELDS = 6  # results of a chunk: greatest score, its id, least score, mark of bad logits, greatest logit, sum of exp
+FIELDS = 7  # results of a chunk: greatest score, its id, least score, mark of bad logits, greatest logit, sum of exp,
+#             sum of weights relative to the greatest score's
 FEW = tl.constexpr(512)  # enough candidates for most rows
 MANY = tl.constexpr(2048)  # the most candidates that are sorted; `bisected` handles more
 PREFIX = tl.constexpr(1024)  # the largest top-k with which all remaining tokens become candidates, whatever they weigh
@@ -64,9 +70,9 @@ MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the largest int64
 
 
 @triton.jit(do_not_specialize=["chunks", "fields"])
-def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits, p_settings, p_seen, vocabulary, chunks,
-                 fields, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, T: tl.constexpr,
-                 G: tl.constexpr):  # fmt: skip
+def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits, p_settings, p_top_k, p_seen,
+                 vocabulary, chunks, fields, HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr,
+                 T: tl.constexpr, G: tl.constexpr):  # fmt: skip
     """Reduce one chunk of T ids in groups of G. The first chunk of a row also clears the counters of later kernels."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -75,7 +81,7 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
     m = i < vocabulary  # [T]
     at = row * vocabulary + i
     x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)  # [T]
-    penalty = converted(tl.load(p_settings + row * 4 + 3), tl.float64)
+    temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     score = scores_of(x, p_seen, at, m, penalty)  # [T]
     # Store the greatest score of each group and the chunk's results.
     greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1)  # [T / G]
@@ -92,6 +98,9 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
         sum_exp = tl.sum(tl.where(m, maths.exp(x - greatest), 0), 0)
         tl.store(p + 4 * fields, converted(greatest, tl.float64))
         tl.store(p + 5 * fields, converted(sum_exp, tl.float64))
+    if (temperature > 0) & is_plain(top_p, min_p, most, vocabulary):
+        weight = tl.where(m, tl.exp2((score - best) * scales_of(temperature)), 0.0)  # [T]
+        tl.store(p + 6 * fields, converted(tl.sum(weight, 0), tl.float64))
     if chunk == 0:
         tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
         tl.store(p_likely + row, tl.zeros((), tl.int64))
@@ -109,7 +118,8 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    if (temperature > 0) & (is_small(most, vocabulary, G) == 0):
+    is_binned = (is_small(most, vocabulary, G) | is_plain(top_p, min_p, most, vocabulary)) == 0
+    if (temperature > 0) & is_binned:
         top, _token, is_finite, floor, per_bin, rate = facts_of_row(
             p_partials, fields, row, chunks, temperature, CHUNKS
         )
@@ -352,6 +362,28 @@ def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen
     return token, is_last
 
 
+@triton.jit
+def draw_from_chunks(p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,
+                     LOAD: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
+    """Draw in the order of the ids: a chunk by the sums of its weights, then a token of the chunk."""
+    scale = scales_of(temperature)
+    i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
+    p = p_partials + row * chunks + i_c
+    best = tl.load(p, mask=i_c < chunks, other=-float("inf"))  # [CHUNKS]
+    sums = tl.load(p + 6 * fields, mask=i_c < chunks, other=0)  # [CHUNKS]
+    share = converted(bits, tl.float64) * (2.0**-53)
+    part = sums * tl.exp2(converted(best - top, tl.float32) * scale)  # [CHUNKS]
+    chunk, inside = place_in(units_of(part, UNIT), share)
+    chunk = tl.minimum(chunk, chunks - 1)
+    i = chunk * T + tl.arange(0, T)  # [T]
+    m = i < vocabulary  # [T]
+    x = converted(tl.load(p_logits + row * vocabulary + i, mask=m, other=0), LOAD)  # [T]
+    score = scores_of(x, p_seen, row * vocabulary + i, m, penalty)  # [T]
+    weight = tl.where(m, tl.exp2((score - tl.max(score, 0)) * scale), 0.0)  # [T]
+    at, _ = place_in(units_of(weight, UNIT), inside)
+    return tl.minimum(chunk * T + at, vocabulary - 1).to(tl.int64)
+
+
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
 def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_tables, p_likely, p_counters, p_partials,
                 p_logits, p_keys, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
@@ -369,7 +401,13 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
         bits = random_bits(p_keys, row)
         p_candidates += row * MANY
         p_counters += row * 2
-        if is_small(most, vocabulary, G):
+        if is_plain(top_p, min_p, most, vocabulary):
+            if is_last:
+                token = draw_from_chunks(
+                    p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,
+                    LOAD, UNIT, T, CHUNKS,
+                )  # fmt: skip
+        elif is_small(most, vocabulary, G):
             groups = chunks * (T // G)
             token, is_last = draw_from_top(
                 p_candidates, p_maxima + row * groups, p_listed + row * groups, p_counters, p_logits, p_seen, row,
@@ -428,8 +466,8 @@ def sample_on_device(
     drawing = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
     warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
     launch(
-        chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, seen, *sizes,
-        HAS_LOG_PROBS=log_probs, **common, num_warps=min(warps, 8 if rows <= 8 else 2),
+        chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, top_k, seen,
+        *sizes, HAS_LOG_PROBS=log_probs, **common, num_warps=min(warps, 8 if rows <= 8 else 2),
     )  # fmt: skip
     launch(
         bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **drawing,

@@ -25,23 +25,13 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float32
 from genesis.errors import DeviceError, ShapeError
-from genesis.kernels.decode.sample_parts import random_bits
+from genesis.kernels.decode.sample_parts import place_in, random_bits, scales_of, units_of
 from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import TRITON, as_matrix, converted
-from genesis.kernels.loss.lm_head import LOG2_E, log_prob, row_lse, tile_statistics
+from genesis.kernels.loss.lm_head import log_prob, row_lse, tile_statistics
 from genesis.ops.elementwise import copy
 from genesis.ops.sample_head import BLOCK, unit_of
 from genesis.ops.shape import contiguous
-
-LOG2 = tl.constexpr(LOG2_E)
-
-
-@triton.jit
-def scales_of(temperature):
-    """Return log2(e) / temperature in float32, with 1 for a temperature of 0."""
-    temperature = converted(temperature, tl.float64)
-    temperature = tl.where(temperature == 0, temperature + 1, temperature)
-    return converted(tl.full(temperature.shape, LOG2, tl.float64) / temperature, tl.float32)
 
 
 @triton.jit(do_not_specialize=["m", "n"])
@@ -81,22 +71,6 @@ def block_logits(p_x, p_w, o_n, n, stride, K: tl.constexpr, DOT: tl.constexpr, B
     return tl.sum(tl.where((o_row == 0)[:, None], b_acc, 0.0), 0)
 
 
-@triton.jit
-def weights_of(b_x, UNIT: tl.constexpr):
-    """Return numbers between 0 and 1 as integer weights."""
-    return converted(converted(b_x, tl.float64) * UNIT, tl.int64)
-
-
-@triton.jit
-def drawn_place(b_height, share):
-    """Return the first index whose cumulative weight exceeds `share` of the total, that target, the weight before."""
-    total = tl.max(b_height, 0)
-    target = tl.minimum(converted(share * converted(total, tl.float64), tl.int64), total - 1)
-    place = tl.sum((b_height <= target).to(tl.int32), 0)
-    before = tl.max(tl.where(b_height <= target, b_height, 0), 0)
-    return place, target, before
-
-
 @triton.jit(do_not_specialize=["n", "blocks"])
 def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_settings, n, blocks, sx, sw,
                      settings_stride, UNIT: tl.constexpr, K: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
@@ -116,10 +90,7 @@ def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_se
     top, total, _ = row_lse(p_max + row * blocks, p_sum + row * blocks, -1, blocks, scale, TILES)
     is_finite = (tl.abs(top) < float("inf")) & (total < float("inf"))  # a NaN is in `total`
     b_part = tl.where(m_t, b_sum * tl.exp2((b_max - top) * scale), 0.0)  # [TILES]
-    b_weight = weights_of(tl.where(is_finite, b_part, 0.0), UNIT)  # [TILES]
-    b_height = tl.cumsum(b_weight, 0)  # [TILES]
-    block, target, before = drawn_place(b_height, share)
-    weight = tl.sum(tl.where(o_t == block, b_weight, 0), 0)
+    block, inside = place_in(units_of(tl.where(is_finite, b_part, 0.0), UNIT), share)
     block = tl.where(is_greedy, tl.min(tl.where(b_max == top, o_t, TILES - 1), 0), block)
     block = tl.minimum(block, blocks - 1)
     # Choose a class of the block.
@@ -127,9 +98,7 @@ def head_draw_kernel(p_tokens, p_log_probs, p_max, p_sum, p_x, p_w, p_keys, p_se
     b_x = block_logits(p_x + row * sx, p_w, o_n, n, sw, K, DOT, BN, BK)  # [BN]
     b_x = tl.where(o_n < n, b_x, -float("inf"))
     best = tl.max(b_x, 0)
-    inside = (converted(target - before, tl.float64) + 0.5) / converted(tl.maximum(weight, 1), tl.float64)
-    b_weight = weights_of(tl.where(is_finite, tl.exp2((b_x - best) * scale), 0.0), UNIT)  # [BN]
-    at, _, _ = drawn_place(tl.cumsum(b_weight, 0), inside)
+    at, _ = place_in(units_of(tl.where(is_finite, tl.exp2((b_x - best) * scale), 0.0), UNIT), inside)
     at = tl.where(is_greedy, tl.min(tl.where(b_x == best, tl.arange(0, BN), BN - 1), 0), at)
     token = tl.minimum(block * BN + at, n - 1)
     logit = tl.max(tl.where(o_n == token, b_x, -float("inf")), 0)

@@ -11,6 +11,9 @@ A row with a small top-k needs no sums over all tokens. Chunks store the greates
 near the k-th greatest of these is a bound that at least k tokens reach. Few others reach it if the likeliest tokens are
 spread over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
 
+A row without top-k, top-p and min-p needs neither bins nor candidates: it draws in the order of the ids, first a chunk
+by the sum of its weights, then a token of the chunk. These weights are float32.
+
 If a row has more candidates than fit in a tile, mostly because logits are equal, one program bisects the scores. It
 reads the whole row about twenty times for each bound, which takes milliseconds. Few rows need this.
 """
@@ -24,6 +27,7 @@ from genesis.kernels import maths
 from genesis.kernels.elements import converted
 from genesis.kernels.pointwise.random import mul_hi_lo
 
+LOG2_E = tl.constexpr(1.4426950408889634)
 BINS = tl.constexpr(2048)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2
 LEAST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32
@@ -130,6 +134,44 @@ def reached_by(share, whole):
 def share_of(mass, bits):
     """Return the integer part of u · mass, where u is the uniform number with these 53 bits."""
     return tl.umulhi(bits << 11, mass.to(tl.uint64)).to(tl.int64)
+
+
+# --- Draws in the order of the ids ------------------------------------------------------------------------------------
+
+
+@triton.jit
+def is_plain(top_p, min_p, most, vocabulary):
+    """Return whether all tokens can be drawn."""
+    return (most == vocabulary) & (top_p >= 1) & (min_p <= 0)
+
+
+@triton.jit
+def scales_of(temperature):
+    """Return log2(e) / temperature in float32, with 1 for a temperature of 0."""
+    temperature = converted(temperature, tl.float64)
+    temperature = tl.where(temperature == 0, temperature + 1, tl.maximum(temperature, 1e-38))
+    return converted(tl.full(temperature.shape, LOG2_E, tl.float64) / temperature, tl.float32)
+
+
+@triton.jit
+def units_of(b_x, UNIT: tl.constexpr):
+    """Return numbers as integer weights, whose sum does not depend on the order."""
+    return converted(converted(b_x, tl.float64) * UNIT, tl.int64)
+
+
+@triton.jit
+def place_in(b_unit, share):
+    """Return the first index at which the cumulated integer weights exceed `share` of their sum, and the part of that
+    index's weight that the share leaves, as a share of it.
+    """
+    b_height = tl.cumsum(b_unit, 0)
+    total = tl.max(b_height, 0)
+    target = tl.minimum(converted(share * converted(total, tl.float64), tl.int64), total - 1)
+    b_is_below = b_height <= target
+    before = tl.max(tl.where(b_is_below, b_height, 0), 0)
+    own = tl.min(tl.where(b_is_below, total, b_height), 0) - before
+    inside = (converted(target - before, tl.float64) + 0.5) / converted(tl.maximum(own, 1), tl.float64)
+    return tl.sum(b_is_below.to(tl.int32), 0), inside
 
 
 # --- Candidates of a small top-k --------------------------------------------------------------------------------------

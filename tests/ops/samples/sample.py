@@ -44,8 +44,10 @@ def _chosen(
 ) -> int:
     if temperature == 0:
         return order[0]
-    order = order[: top_k or None]
-    weights = [math.exp((scores[i] - scores[order[0]]) / temperature) for i in order]
+    top, order = scores[order[0]], order[: top_k or None]
+    if len(order) == len(scores) and top_p == 1 and min_p == 0:
+        order = sorted(order)
+    weights = [math.exp((scores[i] - top) / temperature) for i in order]
     whole, kept, reached = math.fsum(weights), 0, 0.0
     while kept < len(order) and (top_p == 1 or reached < top_p) and weights[kept] >= min_p:
         reached += weights[kept] / whole
