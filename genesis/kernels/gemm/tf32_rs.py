@@ -32,7 +32,6 @@ from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load, tma_ti
 # Measured on an H200.
 TILE = 256, 128, 32  # BM, BN, BK
 STAGES = 4
-GROUP = 8  # rows of tiles in a group
 WARPS = 8
 MAX_ROUNDS = 8  # the most rounds over all SMs; with more tiles, copying y is cheaper than reading it transposed
 MIN_UTILIZATION = 0.9  # least share of SMs that are busy over all rounds, and of steps that are within k
@@ -50,7 +49,7 @@ def issue_loads(d_x, d_y, s_x, s_y, full, stage, i_m, i_n, i_k, pred, BM: gl.con
 
 @gluon.jit
 def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-                 STAGES: gl.constexpr, GROUP: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
+                 STAGES: gl.constexpr, WARPS: gl.constexpr):  # fmt: skip
     """Compute one tile of out = x·y. Rows of out are `row_stride` elements apart.
 
     The kernel waits for all wgmmas once every 2·STAGES steps, because the assembler serializes the wgmmas of a loop
@@ -65,7 +64,7 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
-    i_m, i_n = grouped_tile(gl.program_id(0), gl.cdiv(m, BM), gl.cdiv(n, BN), GROUP)
+    i_m, i_n = grouped_tile(gl.program_id(0), gl.cdiv(m, BM), gl.cdiv(n, BN))
     steps = gl.cdiv(k, BK * UNROLL) * UNROLL  # loads beyond k return zeros
     for i in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_y, s_x, s_y, full, i, i_m, i_n, i, True, BM, BN, BK)
@@ -93,7 +92,7 @@ def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
         return False
     launch(
         gemm_tf32_rs, tiles, tma_tiles(x, bm, bk, True), tma_tiles(y, bk, bn, True), out, m, n, k, out.strides[0],
-        BM=bm, BN=bn, BK=bk, STAGES=STAGES, GROUP=GROUP, WARPS=WARPS, num_warps=WARPS,
+        BM=bm, BN=bn, BK=bk, STAGES=STAGES, WARPS=WARPS, num_warps=WARPS,
     )  # fmt: skip
     return True
 

@@ -43,7 +43,6 @@ tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 RENAMED = gl.constexpr(hasattr(tma, "async_load"))
 
 BYTES = gl.constexpr(128)  # bytes of a row per step along k
-GROUP = 8  # rows of tiles in a group
 WARPS = 8  # MMA warps
 SLICE_ROWS = gl.constexpr(64)
 SLICE_COLUMNS = gl.constexpr(64)
@@ -68,8 +67,9 @@ def quotient(x, y):
 
 
 @gluon.jit
-def grouped_tile(i_tile, tiles_m, tiles_n, GROUP: gl.constexpr):
-    """Return row and column of a tile. Groups of GROUP rows let concurrent tiles share operands in L2."""
+def grouped_tile(i_tile, tiles_m, tiles_n):
+    """Return row and column of a tile. Groups of 8 rows let concurrent tiles share operands in L2."""
+    GROUP: gl.constexpr = 8
     i_group = quotient(i_tile, GROUP * tiles_n)
     rows = gl.minimum(tiles_m - i_group * GROUP, GROUP)
     i_in_group = i_tile - i_group * GROUP * tiles_n
@@ -119,8 +119,8 @@ def store_to_smem(acc, s_o, FIRST: gl.constexpr, BM: gl.constexpr, BN: gl.conste
 
 @gluon.jit
 def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps, FORM: gl.constexpr,
-             TRANSPOSED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-             GROUP: gl.constexpr):  # fmt: skip
+             TRANSPOSED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+             STAGES: gl.constexpr):  # fmt: skip
     """Accumulate a loaded step into acc [BM, BN], and issue loads into the stage that has become empty.
 
     Args:
@@ -142,7 +142,7 @@ def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, ste
     k_ahead += 1
     if k_ahead == steps:
         i_ahead, k_ahead = i_ahead + programs, 0
-        m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, GROUP)
+        m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
     stage += 1
     if stage == STAGES:
         stage, phase = 0, phase ^ 1
@@ -152,14 +152,14 @@ def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, ste
 @gluon.jit
 def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n, steps, FORM: gl.constexpr,
                   TRANSPOSED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
-                  GROUP: gl.constexpr, WARPS: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
+                  WARPS: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
     """Accumulate tile after tile, with loads issued STAGES - 1 steps ahead, across tiles. With PROMOTE, sums over that
     many steps are added up outside the tensor cores.
     """
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, BK // 4])
     first, programs, tiles = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n
     i_ahead, k_ahead, stage_ahead = first, 0, 0
-    m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, GROUP)
+    m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
     # Fill the pipeline.
     for _ in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_w, s_x, s_w, full, stage_ahead, m_ahead, n_ahead, k_ahead, n, i_ahead < tiles, FORM,
@@ -167,7 +167,7 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
         stage_ahead, k_ahead = stage_ahead + 1, k_ahead + 1
         if k_ahead == steps:
             i_ahead, k_ahead = i_ahead + programs, 0
-            m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, GROUP)
+            m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
     now, ahead, is_free = (0, 0), (i_ahead, m_ahead, n_ahead, k_ahead, stage_ahead), 1
     for _ in range(first, tiles, programs):
         acc = gl.zeros((BM, BN), gl.float32, ACC)  # [BM, BN]
@@ -176,12 +176,12 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
                 part = gl.zeros((BM, BN), gl.float32, ACC)  # [BM, BN]
                 for _ in range(begin, gl.minimum(begin + PROMOTE, steps)):
                     part, now, ahead = mma_step(part, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps,
-                                                FORM, TRANSPOSED, BM, BN, BK, STAGES, GROUP)  # fmt: skip
+                                                FORM, TRANSPOSED, BM, BN, BK, STAGES)  # fmt: skip
                 acc += warpgroup_mma_wait(0, deps=(part,))  # [BM, BN]
         else:
             for _ in range(steps):
                 acc, now, ahead = mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, steps, FORM,
-                                           TRANSPOSED, BM, BN, BK, STAGES, GROUP)  # fmt: skip
+                                           TRANSPOSED, BM, BN, BK, STAGES)  # fmt: skip
             acc = warpgroup_mma_wait(0, deps=(acc,))
         # Pass the accumulator to the epilogue warps.
         mbarrier.wait(free, is_free)
@@ -231,12 +231,12 @@ def column_scales(p_scales, i, i_n, m, n, BLOCKED: gl.constexpr, BM: gl.constexp
 
 @gluon.jit
 def epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, OF_COLUMNS: gl.constexpr,
-                   BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+                   BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """Store acc times the scales of its rows and, with OF_COLUMNS, of its columns."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP)
+        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
             b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
@@ -251,18 +251,18 @@ def epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, 
 
 @gluon.jit
 def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
-                      BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+                      BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """Store acc + residual. The residual is loaded one slice ahead."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
-    i_m, i_n = grouped_tile(first, tiles_m, tiles_n, GROUP)
+    i_m, i_n = grouped_tile(first, tiles_m, tiles_n)
     o, mask = slice_offsets(0, i_m, i_n, m, n, n, BLOCKED, BM, BN)
     b_r = gl.load(p_r + o, mask=mask, other=0)  # [SR, SC]
     if p_scales is not None:
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
         b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)  # [SC]
     for i_tile in range(first, tiles, programs):
-        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, GROUP)
+        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
             b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
@@ -282,13 +282,13 @@ def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n
 
 @gluon.jit
 def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
-                    BM: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+                    BM: gl.constexpr, HALF: gl.constexpr):  # fmt: skip
     """Store gate and up, rounded, and h = silu(gate)·up of the rounded values."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (HALF // SLICE_COLUMNS)
     COLUMN_SLICES: gl.constexpr = HALF // SLICE_COLUMNS
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP)
+        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
         mbarrier.wait(done, is_done)
         for j in gl.static_range(COLUMN_SLICES):
             tma_store(d_gate, [i_m * BM, i_n * HALF + j * SLICE_COLUMNS], s_o.index(j))
@@ -306,12 +306,12 @@ def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles
 
 @gluon.jit
 def epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
-                           BM: gl.constexpr, HALF: gl.constexpr, GROUP: gl.constexpr):  # fmt: skip
+                           BM: gl.constexpr, HALF: gl.constexpr):  # fmt: skip
     """Scale the accumulators, store [gate, up] at p_o, and h = silu(gate)·up of the rounded values."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (HALF // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, GROUP)
+        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
         b_gates = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
         b_ups = column_scales(p_scales + n, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
@@ -337,18 +337,17 @@ def epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, ti
 
 @gluon.jit
 def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n,
-                             BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-                             GROUP: gl.constexpr):  # fmt: skip
+                             BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
     """Store [dgate, dup] from dh (acc) and [gate, up] at p_x, loaded one slice ahead. Store h too if p_h is given."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
-    i_m, i_n = grouped_tile(first, tiles_m, tiles_n, GROUP)
+    i_m, i_n = grouped_tile(first, tiles_m, tiles_n)
     o, mask = slice_offsets(0, i_m, i_n, m, n, 2 * n, BLOCKED, BM, BN)
     b_gate, b_up = gl.load(p_x + o, mask=mask, other=0), gl.load(p_x + n + o, mask=mask, other=0)  # [SR, SC] each
     if p_scales is not None:
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
     for i_tile in range(first, tiles, programs):
-        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, GROUP)
+        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n)
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
             b_d = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
@@ -390,30 +389,26 @@ def reinterpret(s, SHAPE: gl.constexpr, like):
 
 @gluon.jit
 def epilogue_partition(d_gate, d_up, p_o, p_h, p_r, p_scales, s_o, done, free, tiles_m, tiles_n, m, n,
-                       FORM: gl.constexpr, EPILOGUE_WARPS: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-                       GROUP: gl.constexpr):  # fmt: skip
+                       FORM: gl.constexpr, EPILOGUE_WARPS: gl.constexpr, BM: gl.constexpr,
+                       BN: gl.constexpr):  # fmt: skip
     """Run the epilogue FORM on the tiles [BM, BN] in shared memory."""
     s_slices = reinterpret(s_o, [BN // SLICE_COLUMNS * (BM // SLICE_ROWS), SLICE_ROWS, SLICE_COLUMNS], s_o)
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [EPILOGUE_WARPS, 1], [1, 0])
     if FORM == RESIDUAL:
-        epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN, GROUP)
+        epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN)
     elif FORM == SWIGLU and p_scales is not None:
-        epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2,
-                               GROUP)  # fmt: skip
+        epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2)
     elif FORM == SWIGLU:
-        epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2,
-                        GROUP)  # fmt: skip
+        epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2)
     elif FORM == SWIGLU_BACKWARD:
-        epilogue_swiglu_backward(p_o, p_h, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN,
-                                 GROUP)  # fmt: skip
+        epilogue_swiglu_backward(p_o, p_h, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN)
     else:
-        epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, FORM == SCALED, BLOCKED, BM, BN,
-                       GROUP)  # fmt: skip
+        epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, FORM == SCALED, BLOCKED, BM, BN)
 
 
 @gluon.jit(do_not_specialize=["m"])
 def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.constexpr, TRANSPOSED: gl.constexpr,
-            BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+            BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr,
             WARPS: gl.constexpr, EPILOGUE_WARPS: gl.constexpr, REGISTERS: gl.constexpr,
             PROMOTE: gl.constexpr):  # fmt: skip
     """Compute tiles of x·w, or x·wᵀ with TRANSPOSED, in persistent programs, with the epilogue FORM.
@@ -445,9 +440,9 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
     tiles_m, tiles_n, steps = gl.cdiv(m, BM), gl.cdiv(n, OUT_COLUMNS), gl.cdiv(k, BK)
     gl.warp_specialize([
         (mma_partition, (d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n, steps, FORM, TRANSPOSED, BM,
-                         BN, BK, STAGES, GROUP, WARPS, PROMOTE)),
+                         BN, BK, STAGES, WARPS, PROMOTE)),
         (epilogue_partition, (d_gate, d_up, p_o, p_h, p_r, p_scales, s_o, done, free, tiles_m, tiles_n, m, n, FORM,
-                              EPILOGUE_WARPS, BM, BN, GROUP)),
+                              EPILOGUE_WARPS, BM, BN)),
     ], [EPILOGUE_WARPS], [REGISTERS])  # fmt: skip
 
 
@@ -524,7 +519,7 @@ def _launch(
     launch(
         gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), tma_tiles(x, t.bm, bk),
         tma_tiles(w, _out_columns(t, form), bk) if transposed else tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
-        scales, m, n, k, FORM=form.value, TRANSPOSED=transposed, BM=t.bm, BN=t.bn, BK=bk, STAGES=t.stages, GROUP=GROUP,
+        scales, m, n, k, FORM=form.value, TRANSPOSED=transposed, BM=t.bm, BN=t.bn, BK=bk, STAGES=t.stages,
         WARPS=WARPS, EPILOGUE_WARPS=t.epilogue_warps, REGISTERS=t.registers, num_warps=WARPS,
         PROMOTE=PROMOTE_TERMS // bk if x.dtype is float8_e4m3fn and k > MAX_IMPRECISE else 0,
     )  # fmt: skip
