@@ -230,37 +230,21 @@ def column_scales(p_scales, i, i_n, m, n, BLOCKED: gl.constexpr, BM: gl.constexp
 
 
 @gluon.jit
-def epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, OF_COLUMNS: gl.constexpr,
-                   BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
-    """Store acc times the scales of its rows and, with OF_COLUMNS, of its columns."""
-    SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
-    first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
-    for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
-        mbarrier.wait(done, is_done)
-        for i in range(SLICES):
-            b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
-            b_y = b_y * row_scales(p_scales, i, i_m, m, BLOCKED, BM)[:, None]
-            if OF_COLUMNS:
-                b_y = b_y * column_scales(p_scales, i, i_n, m, n, BLOCKED, BM, BN)[None, :]
-            o, mask = slice_offsets(i, i_m, i_n, m, n, n, BLOCKED, BM, BN)
-            gl.store(p_o + o, b_y.to(p_o.dtype.element_ty), mask=mask)
-        mbarrier.arrive(free, count=1)
-        is_done ^= 1
-
-
-@gluon.jit
-def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED: gl.constexpr,
-                      BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
-    """Store acc + residual. The residual is loaded one slice ahead."""
+def epilogue_linear(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, OF_COLUMNS: gl.constexpr,
+                    BLOCKED: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr):  # fmt: skip
+    """Store acc, with p_scales times the scales of its rows and, with OF_COLUMNS, of its columns, and with p_r plus the
+    residual. Both are loaded one slice ahead.
+    """
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     i_m, i_n = grouped_tile(first, tiles_m, tiles_n)
-    o, mask = slice_offsets(0, i_m, i_n, m, n, n, BLOCKED, BM, BN)
-    b_r = gl.load(p_r + o, mask=mask, other=0)  # [SR, SC]
+    if p_r is not None:
+        o, mask = slice_offsets(0, i_m, i_n, m, n, n, BLOCKED, BM, BN)
+        b_r = gl.load(p_r + o, mask=mask, other=0)  # [SR, SC]
     if p_scales is not None:
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
-        b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)  # [SC]
+        if OF_COLUMNS:
+            b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)  # [SC]
     for i_tile in range(first, tiles, programs):
         next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n)
         mbarrier.wait(done, is_done)
@@ -268,12 +252,15 @@ def epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n
             b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
             i_ahead, m_ahead, n_ahead = next_slice(i, SLICES, i_m, i_n, next_m, next_n)
             if p_scales is not None:
-                b_y = b_y * b_rows[:, None] * b_columns[None, :]
+                b_y = b_y * b_rows[:, None]
                 b_rows = row_scales(p_scales, i_ahead, m_ahead, m, BLOCKED, BM)  # [SR]
-                b_columns = column_scales(p_scales, i_ahead, n_ahead, m, n, BLOCKED, BM, BN)  # [SC]
-            b_y += b_r.to(gl.float32)  # [SR, SC]
-            o_ahead, mask_ahead = slice_offsets(i_ahead, m_ahead, n_ahead, m, n, n, BLOCKED, BM, BN)
-            b_r = gl.load(p_r + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
+                if OF_COLUMNS:
+                    b_y = b_y * b_columns[None, :]
+                    b_columns = column_scales(p_scales, i_ahead, n_ahead, m, n, BLOCKED, BM, BN)  # [SC]
+            if p_r is not None:
+                b_y += b_r.to(gl.float32)  # [SR, SC]
+                o_ahead, mask_ahead = slice_offsets(i_ahead, m_ahead, n_ahead, m, n, n, BLOCKED, BM, BN)
+                b_r = gl.load(p_r + o_ahead, mask=mask_ahead, other=0)  # [SR, SC]
             o, mask = slice_offsets(i, i_m, i_n, m, n, n, BLOCKED, BM, BN)
             gl.store(p_o + o, b_y.to(p_o.dtype.element_ty), mask=mask)
         mbarrier.arrive(free, count=1)
@@ -394,16 +381,15 @@ def epilogue_partition(d_gate, d_up, p_o, p_h, p_r, p_scales, s_o, done, free, t
     """Run the epilogue FORM on the tiles [BM, BN] in shared memory."""
     s_slices = reinterpret(s_o, [BN // SLICE_COLUMNS * (BM // SLICE_ROWS), SLICE_ROWS, SLICE_COLUMNS], s_o)
     BLOCKED: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [EPILOGUE_WARPS, 1], [1, 0])
-    if FORM == RESIDUAL:
-        epilogue_residual(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN)
-    elif FORM == SWIGLU and p_scales is not None:
+    if FORM == SWIGLU and p_scales is not None:
         epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2)
     elif FORM == SWIGLU:
         epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN // 2)
     elif FORM == SWIGLU_BACKWARD:
         epilogue_swiglu_backward(p_o, p_h, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, BLOCKED, BM, BN)
     else:
-        epilogue_scale(p_o, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, FORM == SCALED, BLOCKED, BM, BN)
+        epilogue_linear(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, m, n, FORM != SCALED_ROWS, BLOCKED,
+                        BM, BN)  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["m"])
