@@ -198,7 +198,7 @@ def test_forms_in_8_bits_and_with_pairs_compile() -> None:
 
 
 def test_which_layers_are_in_8_bits() -> None:
-    forward, plain = ["quantize_operands_kernel", "gemm_ws"], ["gemm_ws"]
+    forward, plain = ["quantize_rows_kernel", "gemm_ws"], ["gemm_ws"]
     backward = ["quantize_rows_kernel", "quantize_transposed_kernel", "quantize_rows_kernel", "gemm_ws"]
     assert rows_of("chosen_others()") == [{"quantized": [forward + backward, forward + plain, plain * 2, forward]}]
 

@@ -106,10 +106,14 @@ def quantize_block(program, p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl
 
 
 @triton.jit
-def quantize_rows_kernel(p_q, p_scale, p_x, p_column_scale, rows, k, ONCE: tl.constexpr, INT64: tl.constexpr,
+def quantize_rows_kernel(p_q, p_r, p_scales, p_x, p_w, p_column_scale, m, n, k, ONCE: tl.constexpr, INT64: tl.constexpr,
                          BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """Quantize the rows of a matrix."""
-    quantize_block(tl.program_id(0), p_q, p_scale, p_x, p_column_scale, rows, k, ONCE, INT64, BM, BK, REST)
+    """Quantize the m rows of one matrix and, unless p_w is None, the n rows of another, which has no column scales."""
+    program, first = tl.program_id(0), tl.cdiv(m, BM)
+    if p_w is None or program < first:
+        quantize_block(program, p_q, p_scales, p_x, p_column_scale, m, k, ONCE, INT64, BM, BK, REST)
+    else:
+        quantize_block(program - first, p_r, p_scales + m, p_w, None, n, k, ONCE, INT64, BM, BK, REST)
 
 
 @triton.jit
@@ -124,17 +128,6 @@ def quantize_transposed_kernel(p_q, p_scale, p_x, rows, k, INT64: tl.constexpr, 
     b_q = converted(load_scaled(p_x, None, i_m, i_k, rows, k) * b_inverse[:, None], tl.float8e4nv)  # [BM, BK]
     mask = (i_m < rows)[:, None] & (i_k < k)[None, :]  # [BM, BK]
     tl.store(p_q + i_k[None, :] * rows + i_m[:, None], b_q, mask=mask)
-
-
-@triton.jit
-def quantize_operands_kernel(p_q, p_r, p_scales, p_x, p_w, m, n, k, ONCE: tl.constexpr, INT64: tl.constexpr,
-                         BM: tl.constexpr, BK: tl.constexpr, REST: tl.constexpr):  # fmt: skip
-    """Quantize the m rows of one matrix and the n rows of another."""
-    program, first = tl.program_id(0), tl.cdiv(m, BM)
-    if program < first:
-        quantize_block(program, p_q, p_scales, p_x, None, m, k, ONCE, INT64, BM, BK, REST)
-    else:
-        quantize_block(program - first, p_r, p_scales + m, p_w, None, n, k, ONCE, INT64, BM, BK, REST)
 
 
 def _tile(k: int, *, column_scale: bool = False) -> dict[str, Any]:
@@ -165,7 +158,7 @@ def quantize_into(codes: Array | None, scale: Array, x: Array, column_scale: Arr
     _check(x.device)
     (rows, k), tile = x.shape, _tile(x.shape[1], column_scale=column_scale is not None)
     launch(
-        quantize_rows_kernel, triton.cdiv(rows, tile["BM"]), codes, scale, x, column_scale, rows, k,
+        quantize_rows_kernel, triton.cdiv(rows, tile["BM"]), codes, None, scale, x, None, column_scale, rows, 0, k,
         INT64=needs_int64((rows, k), (k, 1)), **tile,
     )  # fmt: skip
 
@@ -209,8 +202,8 @@ def quantize_operands(x: Array, weight: Array) -> tuple[Array, Array, Array]:
     scales = empty((m + n,), float32, x.device)
     codes, rows = (empty(a.shape, float8_e4m3fn, a.device) for a in (x, weight))
     launch(
-        quantize_operands_kernel, triton.cdiv(m, tile["BM"]) + triton.cdiv(n, tile["BM"]), codes, rows, scales, x,
-        weight, m, n, k, INT64=needs_int64((max(m, n), k), (k, 1)), **tile,
+        quantize_rows_kernel, triton.cdiv(m, tile["BM"]) + triton.cdiv(n, tile["BM"]), codes, rows, scales, x, weight,
+        None, m, n, k, INT64=needs_int64((max(m, n), k), (k, 1)), **tile,
     )  # fmt: skip
     return codes, rows, scales
 

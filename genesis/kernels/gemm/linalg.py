@@ -411,40 +411,30 @@ def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Pro
     )  # fmt: skip
 
 
-def _contiguous_copy(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
-    """Return a copy with contiguous columns. Rows are contiguous too, or padded to multiples of 16 bytes."""
-    is_aligned = columns * x.array.dtype.itemsize % 16 == 0
-    row_stride = columns if is_aligned else aligned_columns(columns, x.array.dtype.itemsize)
-    y, source, copied = _copied(x, batches, rows, columns, row_stride)
-    is_copied = transposed_copy(y, source)
-    assert is_copied, (source, x)
-    return copied
-
-
-def _copied(x: Operand, batches: Shape, rows: int, columns: int, row_stride: int) -> tuple[Array, Array, Operand]:
-    """Return memory for a copy with this row stride in elements, the array to copy, and the copy as an operand."""
+def _copied(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
+    """Return a copy with contiguous columns, whose rows begin at multiples of 128 bytes."""
+    array = x.array
     shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
-    padded = empty((*shape, rows, row_stride), x.array.dtype, x.array.device)
+    padded = empty((*shape, rows, aligned_columns(columns, array.dtype.itemsize)), array.dtype, array.device)
     y = padded.view((*shape, rows, columns), padded.strides)
-    batch = tuple(own if step else 0 for step, own in zip(x.batch, padded.strides[:-2], strict=True))
-    return y, x.array.view(y.shape, (*x.batch, x.row, x.column)), Operand(y, batch, row_stride, 1)
+    source = array.view(y.shape, (*x.batch, x.row, x.column))
+    if x.column == 1:
+        aligned_copy(y, source)
+    elif not transposed_copy(y, source):
+        copy(source, out=y)
+    batch = tuple(own if step else 0 for step, own in zip(x.batch, y.strides[:-2], strict=True))
+    return Operand(y, batch, y.strides[-2], 1)
 
 
 def _with_copies(p: Gemm, names: str) -> Gemm:
     """Return the GEMM with copies of the operands named "a" or "b", whose rows begin at multiples of 128 bytes. 2-byte
     floats keep their order; others become K-major, as tensor cores require.
     """
-    item = p.a.array.dtype.itemsize
 
     def copied(x: Operand, rows: int, columns: int) -> Operand:
-        if x.column != 1 and x.row == 1 and item == 2:
-            return copied(x.transposed, columns, rows).transposed
-        y, source, operand = _copied(x, p.batches, rows, columns, aligned_columns(columns, item))
-        if x.column == 1:
-            aligned_copy(y, source)
-        elif not transposed_copy(y, source):
-            copy(source, out=y)
-        return operand
+        if x.column != 1 and x.row == 1 and x.array.dtype.itemsize == 2:
+            return _copied(x.transposed, p.batches, columns, rows).transposed
+        return _copied(x, p.batches, rows, columns)
 
     a = copied(p.a, p.m, p.k) if "a" in names else p.a
     b = copied(p.b.transposed, p.n, p.k).transposed if "b" in names else p.b
@@ -504,7 +494,7 @@ def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
         return ways[1]
     for way, its_epilogue in sorted(ways, key=lambda way: _b_elements(way[0])):
         if _b_copy_is_profitable(way):
-            return way._replace(b=_contiguous_copy(way.b, way.batches, way.k, way.n)), its_epilogue
+            return way._replace(b=_copied(way.b, way.batches, way.k, way.n)), its_epilogue
     return p, e
 
 
