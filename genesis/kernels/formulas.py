@@ -42,18 +42,20 @@ STEPS = {
     "logical_xor": "({} != 0) != ({} != 0)", "logical_not": "{} == 0", "bitwise_and": "{} & {}",
     "bitwise_or": "{} | {}", "bitwise_xor": "{} ^ {}", "invert": "{0} == 0 if {0}.dtype == tl.int1 else ~{0}",
     "astype": "{}.to({})",
+    **{name: f"libdevice.{name}({{}})" for name in ("expm1", "log10", "log1p", "tan")},
     "arcsin": _ODD % "asin", "arctan": _ODD % "atan", "sinh": _ODD % "sinh", "arcsinh": _ODD % "asinh",
     "arctanh": _ODD % "atanh", "arccos": "libdevice.acos({})", "arccosh": "libdevice.acosh({})",
     "cosh": "libdevice.cosh({})", "erfc": "libdevice.erfc({0}.to(tl.float64)).to({0}.dtype)",
     "lgamma": "libdevice.lgamma({0}.to(tl.float64)).to({0}.dtype)",
     "arctan2": "libdevice.atan2({0}.to(tl.float64), {1}.to(tl.float64)).to({0}.dtype)",
+    "erf": "tl.where(tl.abs({0}) < 1e-30, {0} * 1.1283791670955126, libdevice.erf({0}))",
     "erfinv": "tl.where(tl.abs({0}) < 1e-30, {0} * 0.8862269254527580, libdevice.erfinv({0}))",
 }  # fmt: skip
 _TANH = "tl.where(tl.abs({0}) < 0.02, {0} - {0} * {0} * {0} * (1 / 3), 1 - 2 / (tl.exp(2 * {0}) + 1))"
 _QUICK = {"divide": "{} / {}", "reciprocal": "1 / {}"}
 FORMS: dict[str, dict[str, str]] = {
     "exact": {}, "quick": _QUICK, "bools": {"add": "{} | {}", "multiply": "{} & {}"},
-    "fast": {**_QUICK, "exp": "fast_exp({})", "tanh": _TANH, "power": "fast_power({0}, {1})"},
+    "fast": {**_QUICK, "exp": "fast_exp({})", "tanh": _TANH, "power": "fast_power({0}, {1})", "erf": "fast_erf({})"},
 }  # fmt: skip
 _NAMES = {**vars(maths), "tl": tl, "libdevice": libdevice}
 if is_interpreted():  # numpy computes what libdevice does

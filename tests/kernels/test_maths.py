@@ -24,7 +24,7 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import NAMES, DType, float32
 from genesis.kernels.maths import fast_power, float32_power, quotient_remainder
-from genesis.ops.elementwise import floor_divide, remainder
+from genesis.ops.elementwise import erf_values, floor_divide, remainder
 
 CUDA = Device("cuda", 0)
 
@@ -118,6 +118,17 @@ def test_fast_exponentials_are_within_an_ulp_of_2_bytes(dtype: Any) -> None:
     steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16).astype(int))[:-1]
     assert steps.max() <= 1 and (steps == 1).mean() < 0.01 and np.isnan(found[-1])
     assert ((want != 0) & (np.abs(want) < float(ml_dtypes.finfo(dtype).tiny))).sum() > 50  # subnormal results
+
+
+@pytest.mark.parametrize("dtype", (np.float16, ml_dtypes.bfloat16))
+def test_fast_error_functions_are_within_an_ulp_of_2_bytes(dtype: Any) -> None:
+    sizes = np.concatenate([np.linspace(0, 5, 20000), np.geomspace(1e-7, 1, 20000), [0, np.inf, np.nan]])
+    x = np.concatenate([sizes, -sizes]).astype(dtype)
+    want = erf_values(x.astype(np.float64)).astype(dtype)
+    found = genesis.erf(Tensor.wrap(on_gpu(x, NAMES[x.dtype.name]))).numpy()
+    assert (np.isnan(found) == np.isnan(x)).all()
+    steps = np.abs(found.view(np.int16).astype(int) - want.view(np.int16).astype(int))[~np.isnan(x)]
+    assert steps.max() <= 1 and (steps == 1).mean() < 0.02
 
 
 @pytest.mark.parametrize("function", (float32_power, fast_power), ids=("exact", "fast"))
