@@ -39,17 +39,22 @@ TENSOR_STATE = frozenset(("grad", "grad_fn", "is_leaf", "retain_grad", "retains_
 GUARDED = (object, list, tuple, dict, types.SimpleNamespace, BaseException)
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
 LIMIT = 20_000  # objects; a function that reaches more is not traced
-
-
-def is_same(now: Any, then: Any) -> bool:
-    """Whether a guarded value is unchanged: the same object, or an equal number or string of the same type."""
-    if now is then:
-        return True
-    kind = type(now)
-    return kind is type(then) and kind in _COMPARED and (now == then or (now != now and then != then))
-
-
 _COMPARED = frozenset((int, float, complex, bool, str, bytes, slice, range, DType, Device))
+_Guard = tuple[Callable[..., Any], tuple[Any, ...], Any]  # a function, its arguments, and what it returned
+
+
+def _all_hold(guards: list[_Guard]) -> bool:
+    """Whether the functions still return the same objects, or numbers or strings of the same types that look equal."""
+    try:
+        for read, arguments, then in guards:
+            now = read(*arguments)
+            if now is not then and (
+                type(now) is not type(then) or type(now) not in _COMPARED or repr(now) != repr(then)  # -0.0 is not 0.0
+            ):
+                return False
+    except (AttributeError, ValueError):  # deleted
+        return False
+    return True
 
 
 class State:
@@ -65,12 +70,8 @@ class State:
 
     def __init__(self, function: Any, objects: Sequence[Any]) -> None:
         self.tensors: list[TensorBase] = []
-        self.items: list[tuple[Any, Any, Any]] = []  # (dict or list, key, value)
-        self.holders: list[Any] = []  # lists and dicts, and their lengths
-        self.lengths: list[int] = []
-        self.slots: list[tuple[Any, str, Any]] = []  # (object or closure cell, attribute, value)
-        self.module_items: list[tuple[Any, Any, Any]] = []  # like `items`; checked only when some module changed
-        self.module_sizes: list[tuple[Any, int]] = []
+        self._guards: list[_Guard] = []
+        self._module_guards: list[_Guard] = []  # checked only when some module changed
         self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
@@ -89,28 +90,12 @@ class State:
 
     def holds(self) -> bool:
         """Whether no guarded fact has changed."""
-        for holder, key, then in self.items:
-            try:
-                now = holder[key]
-            except (KeyError, IndexError):
-                return False
-            if now is not then and not is_same(now, then):
-                return False
-        if list(map(len, self.holders)) != self.lengths:
+        if not _all_hold(self._guards):
             return False
-        for owner, name, then in self.slots:
-            if not is_same(getattr(owner, name, _ABSENT), then):
+        if self.version != changes.count:
+            if not _all_hold(self._module_guards):
                 return False
-        return self.version == changes.count or self._modules_hold()
-
-    def _modules_hold(self) -> bool:
-        for holder, key, then in self.module_items:
-            now = holder.get(key, _ABSENT)
-            if now is not then and not is_same(now, then):
-                return False
-        if any(len(holder) != size for holder, size in self.module_sizes):
-            return False
-        self.version = changes.count
+            self.version = changes.count
         return True
 
     def restore(self) -> None:
@@ -123,12 +108,11 @@ class State:
             elif len(holder) != len(then) or any(holder.get(key, _ABSENT) is not x for key, x in then.items()):
                 holder.clear()
                 holder.update(then)
-        for holder, key, then in self.items:
-            if holder[key] is not then:
-                holder[key] = then
-        for owner, name, then in self.slots:
-            if not isinstance(owner, type):
-                setattr(owner, name, then)
+        for read, (owner, *rest), then in self._guards:
+            if read is dict.get and owner.get(rest[0], _ABSENT) is not then:
+                owner[rest[0]] = then
+            elif read is getattr and not isinstance(owner, type):
+                setattr(owner, rest[0], then)
 
     # --- The walk -----------------------------------------------------------------------------------------------------
 
@@ -142,9 +126,14 @@ class State:
             raise Break(f"reaches more than {LIMIT:,} objects")
         return True
 
-    def _guard_length(self, holder: Any) -> None:
-        self.holders.append(holder)
-        self.lengths.append(len(holder))
+    def _guard(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Guard what `read` returns for these arguments, and return it."""
+        value = read(*arguments)
+        self._guards.append((read, arguments, value))
+        return value
+
+    def _guard_module(self, holder: dict[Any, Any], key: Any) -> None:
+        self._module_guards.append((dict.get, (holder, key, _ABSENT), holder[key]))
 
     def _visit(self, x: Any, names: frozenset[str]) -> None:
         """Add the guards of an object that code with these names reads; the reference to it is guarded already."""
@@ -197,18 +186,12 @@ class State:
             raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", where)
         for name in sorted(names):
             if name in function.__globals__:
-                value = function.__globals__[name]
-                self.items.append((function.__globals__, name, value))
-                self._visit(value, names)
+                self._visit(self._guard(dict.get, function.__globals__, name, _ABSENT), names)
             elif name in EFFECTS and hasattr(builtins, name):
                 raise Break(f"calls {name}()", f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
         for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # not filled yet
-                continue
-            self.slots.append((cell, "cell_contents", value))
-            self._visit(value, names)
+            if cell != types.CellType():  # a cell is empty until its variable has a value
+                self._visit(self._guard(getattr, cell, "cell_contents"), names)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(value, names)
 
@@ -221,9 +204,7 @@ class State:
             return
         for name in sorted(names):
             if name in vars(module):
-                value = vars(module)[name]
-                self.items.append((vars(module), name, value))
-                self._visit(value, names)
+                self._visit(self._guard(dict.get, vars(module), name, _ABSENT), names)
 
     def _visit_module(self, module: Module) -> None:
         for each in module.modules():
@@ -235,34 +216,36 @@ class State:
             self._copies += [(x, dict(x)) for x in (vars(each), each._parameters, each._buffers, each._modules)]
             for name, value in vars(each).items():
                 if name in ("_parameters", "_buffers", "_modules"):
-                    self.module_sizes.append((value, len(value)))
+                    self._module_guards.append((len, (value,), len(value)))
                     for key, part in value.items():
-                        self.module_items.append((value, key, part))
+                        self._guard_module(value, key)
                         if isinstance(part, TensorBase) and self._new(part):
                             self.tensors.append(part)
                 elif name.endswith("_hooks") and isinstance(value, dict):
                     self._visit_hooks(value, names)
                 else:
-                    self.module_items.append((vars(each), name, value))
+                    self._guard_module(vars(each), name)
                     if name in names or "getattr" in names or isinstance(value, (TensorBase, list, tuple, dict)):
                         self._visit(value, names)
 
     def _visit_hooks(self, table: dict[int, Any], names: frozenset[str]) -> None:
-        self._guard_length(table)
+        self._guard(len, table)
         for key, hook in table.items():
-            self.module_items.append((table, key, hook))
+            self._guard_module(table, key)
             self._visit(hook, names)
 
     def _visit_items(self, x: Any, names: frozenset[str]) -> None:
         """Guard the items of a list or dict, and visit them; a tuple needs no guards."""
         if not self._new(x):
             return
-        items = list(x.items() if isinstance(x, dict) else enumerate(x))
         if not isinstance(x, tuple):
-            self._copies.append((x, dict(x) if isinstance(x, dict) else list(x)))
-            self._guard_length(x)
-            self.items += [(x, key, value) for key, value in items]
-        for _, value in items:
+            self._copies.append((x, x.copy()))
+            self._guard(len, x)
+        for key, value in x.items() if isinstance(x, dict) else enumerate(x):
+            if isinstance(x, dict):
+                self._guard(dict.get, x, key, _ABSENT)
+            elif isinstance(x, list):
+                self._guard(list.__getitem__, x, key)
             self._visit(value, names)
 
     def _visit_object(self, x: Any, names: frozenset[str]) -> None:
@@ -275,16 +258,14 @@ class State:
             base not in GUARDED and base.__flags__ & _IMMUTABLE for base in kind.__mro__
         ):
             raise Break(f"uses a {kind.__name__}, whose changes no guard sees")
-        self._guard_length(fields)
+        self._guard(len, fields)
         self._copies.append((fields, dict(fields)))
         names = self._visit_type(kind, names)
         for name in sorted(fields if "getattr" in names else names):
             if name in fields:
-                self.items.append((fields, name, fields[name]))
-                self._visit(fields[name], names)
+                self._visit(self._guard(dict.get, fields, name, _ABSENT), names)
             elif name in _slots(kind) and hasattr(x, name):
-                self.slots.append((x, name, getattr(x, name)))
-                self._visit(getattr(x, name), names)
+                self._visit(self._guard(getattr, x, name), names)
 
     def _visit_type(self, kind: type, names: frozenset[str]) -> frozenset[str]:
         """Visit the methods of a class that the code names or Python calls, and guard the attributes that it names.
@@ -305,8 +286,7 @@ class State:
         for name in sorted(names - {"__class__", "__dict__"} - _slots(kind)):
             value = getattr(kind, name, None)
             if value is not None and not callable(value) and not isinstance(value, property):
-                self.slots.append((kind, name, value))
-                self._visit(value, names)
+                self._visit(self._guard(getattr, kind, name), names)
         return names
 
 
