@@ -1,15 +1,14 @@
 """Token sampling on a GPU, in three launches. genesis/ops/sample.py has the reference and the meaning of the settings.
 
-1. `chunk_kernel` finds in each chunk of a row the greatest score and its id, the least score, whether all logits are
-   finite, and the greatest score of each group of ids.
+1. `chunk_kernel` finds in each chunk of a row the greatest and the least score, whether all logits are finite, and the
+   greatest score of each group of ids. If any token can be drawn, it also sums the weights.
 2. `bin_kernel` sums for each bin of scores the number of its tokens, or their weights (sample_parts.py).
 3. `draw_kernel` finds from these sums the bins in which top-k, top-p and the draw can end. The tokens of these bins
    become candidates, and the last program of a row sorts them.
 
-Kernels read the settings of each row on the device, so one graph works for all settings. A row that takes the likeliest
-token skips 2 and 3. A row with a small top-k skips 2 and takes its candidates from the groups (sample_parts.py). A row
-that may draw any token skips 2 and draws in the order of the ids, from the sums of the chunks. No row is sorted
-completely.
+Kernels read the settings of each row on the device, so one graph works for all settings. A row with a small top-k skips
+2 and takes its candidates from the groups (sample_parts.py). A row that takes the likeliest token or may draw any token
+skips 2 and needs no candidates: it chooses a chunk, then a token of the chunk. No row is sorted completely.
 
 A token differs from the reference's only if the draw is within rounding of the border between two tokens. The rounding
 is at most 2^-26 of u, because weights below 2^-44 of the likeliest token's are left out; 2^-20 in the order of the ids,
@@ -30,12 +29,14 @@ from genesis.dtypes import float32, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.decode.sample_parts import (
     BINS,
+    LEAST,
     TOKENS,
     bin_of,
     bisected,
     facts_of_row,
     gather_top,
     group_of,
+    is_binned,
     is_plain,
     is_small,
     masses_of,
@@ -57,8 +58,7 @@ from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
 PROGRAMS = 264  # programs of a launch: two per SM of an H100 or H200
-FIELDS = 7  # results of a chunk: greatest score, its id, least score, mark of bad logits, greatest logit, sum of exp,
-#             sum of weights relative to the greatest score's
+FIELDS = 6  # of a chunk: greatest and least score, mark of bad logits, sum of weights, greatest logit, sum of exp
 FEW = tl.constexpr(512)  # enough candidates for most rows
 MANY = tl.constexpr(2048)  # the most candidates that are sorted; `bisected` handles more
 PREFIX = tl.constexpr(1024)  # the largest top-k with which all remaining tokens become candidates, whatever they weigh
@@ -82,29 +82,32 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
     at = row * vocabulary + i
     x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)  # [T]
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    score = scores_of(x, p_seen, at, m, penalty)  # [T]
+    if p_seen is None and LOAD.primitive_bitwidth == 32:
+        score = tl.where(m, x, LEAST)  # [T]; a row that `scores_of` would change fails, but for the sign of 0
+    else:
+        score = scores_of(x, p_seen, at, m, penalty)  # [T]
     # Store the greatest score of each group and the chunk's results.
-    greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1)  # [T / G]
+    greatest_of_group = tl.max(tl.reshape(score, (T // G, G)), 1) + 0.0  # [T / G], without -0
     best = tl.max(greatest_of_group, 0)
     tl.store(p_maxima + (row * chunks + chunk) * (T // G) + tl.arange(0, T // G), greatest_of_group)
     p = p_partials + row * chunks + chunk
     tl.store(p, converted(best, tl.float64))
-    tl.store(p + fields, converted(tl.min(tl.where(m & (score == best), i, vocabulary), 0), tl.float64))
-    tl.store(p + 2 * fields, converted(tl.min(tl.where(m, score, float("inf")), 0), tl.float64))
-    is_bad = m & ((x - x) != 0)  # NaN or infinite
-    tl.store(p + 3 * fields, converted(tl.max(is_bad.to(tl.int32), 0), tl.float64))
+    tl.store(p + fields, converted(tl.min(tl.where(m, score, float("inf")), 0), tl.float64))
+    is_bad = tl.sum(x * 0, 0) != 0  # NaN if a logit is NaN or infinite
+    tl.store(p + 2 * fields, converted(is_bad.to(tl.int32), tl.float64))
+    if (temperature > 0) & is_plain(top_p, min_p, most, vocabulary):
+        weight = tl.exp2((score - best) * scales_of(temperature))  # [T], 0 behind the end
+        tl.store(p + 3 * fields, converted(tl.sum(weight, 0), tl.float64))
     if HAS_LOG_PROBS:
         greatest = tl.max(tl.where(m, x, -float("inf")), 0)
         sum_exp = tl.sum(tl.where(m, maths.exp(x - greatest), 0), 0)
         tl.store(p + 4 * fields, converted(greatest, tl.float64))
         tl.store(p + 5 * fields, converted(sum_exp, tl.float64))
-    if (temperature > 0) & is_plain(top_p, min_p, most, vocabulary):
-        weight = tl.where(m, tl.exp2((score - best) * scales_of(temperature)), 0.0)  # [T]
-        tl.store(p + 6 * fields, converted(tl.sum(weight, 0), tl.float64))
     if chunk == 0:
-        tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
-        tl.store(p_likely + row, tl.zeros((), tl.int64))
         tl.store(p_counters + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
+        if is_binned(temperature, top_p, min_p, most, vocabulary, G):
+            tl.store(p_tables + row * 2 * BINS + tl.arange(0, 2 * BINS), tl.zeros((2 * BINS,), tl.int64))
+            tl.store(p_likely + row, tl.zeros((), tl.int64))
 
 
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
@@ -118,11 +121,8 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    is_binned = (is_small(most, vocabulary, G) | is_plain(top_p, min_p, most, vocabulary)) == 0
-    if (temperature > 0) & is_binned:
-        top, _token, is_finite, floor, per_bin, rate = facts_of_row(
-            p_partials, fields, row, chunks, temperature, CHUNKS
-        )
+    if is_binned(temperature, top_p, min_p, most, vocabulary, G):
+        top, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
         if is_finite:
             p = p_tables + row * 2 * BINS
             has_masses = (most == vocabulary) | (most > PREFIX)
@@ -365,23 +365,25 @@ def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen
 @triton.jit
 def draw_from_chunks(p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,
                      LOAD: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
-    """Draw in the order of the ids: a chunk by the sums of its weights, then a token of the chunk."""
-    scale = scales_of(temperature)
+    """Choose a chunk, then a token of the chunk: the likeliest, or by the weights in the order of the ids."""
+    is_greedy, scale, inside = temperature == 0, scales_of(temperature), temperature
     i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
     p = p_partials + row * chunks + i_c
     best = tl.load(p, mask=i_c < chunks, other=-float("inf"))  # [CHUNKS]
-    sums = tl.load(p + 6 * fields, mask=i_c < chunks, other=0)  # [CHUNKS]
-    share = converted(bits, tl.float64) * (2.0**-53)
-    part = sums * tl.exp2(converted(best - top, tl.float32) * scale)  # [CHUNKS]
-    chunk, inside = place_in(units_of(part, UNIT), share)
-    chunk = tl.minimum(chunk, chunks - 1)
-    i = chunk * T + tl.arange(0, T)  # [T]
+    chunk = tl.min(tl.where(best == top, i_c, CHUNKS), 0)
+    if not is_greedy:
+        part = tl.load(p + 3 * fields, mask=i_c < chunks, other=0) * tl.exp2(converted(best - top, tl.float32) * scale)
+        chunk, inside = place_in(units_of(part, UNIT), converted(bits, tl.float64) * (2.0**-53))
+    i = tl.minimum(chunk, chunks - 1) * T + tl.arange(0, T)  # [T]
     m = i < vocabulary  # [T]
     x = converted(tl.load(p_logits + row * vocabulary + i, mask=m, other=0), LOAD)  # [T]
     score = scores_of(x, p_seen, row * vocabulary + i, m, penalty)  # [T]
-    weight = tl.where(m, tl.exp2((score - tl.max(score, 0)) * scale), 0.0)  # [T]
-    at, _ = place_in(units_of(weight, UNIT), inside)
-    return tl.minimum(chunk * T + at, vocabulary - 1).to(tl.int64)
+    most = tl.max(score, 0)
+    token = tl.min(tl.where(score == most, i, vocabulary - 1), 0)
+    if not is_greedy:
+        at, _ = place_in(units_of(tl.exp2((score - most) * scale), UNIT), inside)
+        token = tl.minimum(chunk * T + at, vocabulary - 1)
+    return token.to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
@@ -394,14 +396,13 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    top, token, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
-    is_last = first == 0
-    # Draw from the groups or from the bins, unless the row takes the likeliest token.
-    if is_finite & (temperature > 0):
+    top, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+    token, is_last = row * 0, first == 0
+    if is_finite:
         bits = random_bits(p_keys, row)
         p_candidates += row * MANY
         p_counters += row * 2
-        if is_plain(top_p, min_p, most, vocabulary):
+        if (temperature == 0) | is_plain(top_p, min_p, most, vocabulary):
             if is_last:
                 token = draw_from_chunks(
                     p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,

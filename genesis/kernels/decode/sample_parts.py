@@ -88,23 +88,21 @@ def settings_of(p_settings, p_top_k, row, vocabulary):
 
 @triton.jit
 def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.constexpr):
-    """Reduce the results of a row's chunks. Return the greatest score, its first id, whether all logits are finite, the
-    score at which the last bin ends, the bins per unit of score, and 1 / temperature.
+    """Reduce the results of a row's chunks. Return the greatest score, whether all logits are finite, the score at
+    which the last bin ends, the bins per unit of score, and 1 / temperature.
     """
     i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
     m_c = i_c < chunks  # [CHUNKS]
     p = p_partials + row * chunks + i_c
     best = tl.load(p, mask=m_c, other=-float("inf"))  # [CHUNKS]
-    first = tl.load(p + fields, mask=m_c, other=0)  # [CHUNKS]
-    least = tl.min(tl.load(p + 2 * fields, mask=m_c, other=float("inf")), 0)
-    is_finite = tl.max(tl.load(p + 3 * fields, mask=m_c, other=0), 0) == 0
+    least = tl.min(tl.load(p + fields, mask=m_c, other=float("inf")), 0)
+    is_finite = tl.max(tl.load(p + 2 * fields, mask=m_c, other=0), 0) == 0
     top = tl.max(best, 0)
-    token = tl.min(tl.where(m_c & (best == top), first, float("inf")), 0)
     floor = tl.maximum(least, top - SPREAD * temperature)
     spread = top - floor
     per_bin = tl.where(spread > 0, tl.minimum(BINS / tl.where(spread > 0, spread, 1.0), ENOUGH), 0.0)
     rate = tl.where(temperature > 0, tl.minimum(1.0 / tl.where(temperature > 0, temperature, 1.0), ENOUGH), 0.0)
-    return top, converted(token, tl.int64), is_finite, floor, per_bin, rate
+    return top, is_finite, floor, per_bin, rate
 
 
 @triton.jit
@@ -190,6 +188,12 @@ def group_of(vocabulary: int) -> int:
 def is_small(most, vocabulary, G: tl.constexpr):
     """Return whether top-k leaves so few tokens that the candidates come from the groups."""
     return most <= tl.cdiv(vocabulary, 2 * G)
+
+
+@triton.jit
+def is_binned(temperature, top_p, min_p, most, vocabulary, G: tl.constexpr):
+    """Return whether a row needs bins."""
+    return (temperature > 0) & ((is_small(most, vocabulary, G) | is_plain(top_p, min_p, most, vocabulary)) == 0)
 
 
 @triton.jit
