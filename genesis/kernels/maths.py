@@ -15,54 +15,12 @@ from typing import Any
 import numpy as np
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
+from triton.language.extra.cuda import libdevice
+from triton.language.extra.cuda.libdevice import cos, exp, exp2, log, log2, rint, sin, tanh, trunc
 
 from genesis.backend.cuda.driver import is_interpreted
 
-
-@triton.jit
-def exp(x):
-    return libdevice.exp(x)
-
-
-@triton.jit
-def exp2(x):
-    return libdevice.exp2(x)
-
-
-@triton.jit
-def log(x):
-    return libdevice.log(x)
-
-
-@triton.jit
-def log2(x):
-    return libdevice.log2(x)
-
-
-@triton.jit
-def sin(x):
-    return libdevice.sin(x)
-
-
-@triton.jit
-def cos(x):
-    return libdevice.cos(x)
-
-
-@triton.jit
-def tanh(x):
-    return libdevice.tanh(x)
-
-
-@triton.jit
-def rint(x):
-    return libdevice.rint(x)
-
-
-@triton.jit
-def trunc(x):
-    return libdevice.trunc(x)
+fma = tl.fma
 
 
 @triton.jit
@@ -207,11 +165,6 @@ def fast_erf(x):
 
 
 @triton.jit
-def fma(x, y, z):
-    return tl.fma(x, y, z)
-
-
-@triton.jit
 def rounded_product(x, y):
     """Return x·y, rounded. It is never contracted with a later addition. x and y must have the same shape."""
     return fma(x, y, tl.where(x == x, 0.0, 0.0).to(x.dtype))  # Gluon has no `tl.zeros_like`
@@ -308,19 +261,13 @@ def root(x):
 @triton.jit
 def maximum(a, b):
     """Return the larger of a and b, or NaN if one is NaN."""
-    if a.dtype.is_floating():
-        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return tl.maximum(a, b)
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
     """Return the smaller of a and b, or NaN if one is NaN."""
-    if a.dtype.is_floating():
-        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    else:
-        return tl.minimum(a, b)
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 # --- Integers wrap around; division by 0 gives 0, because raising an error would require waiting for the GPU ----------
