@@ -22,27 +22,22 @@ from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices, work_type
 from genesis.kernels.maths import maximum, minimum
+from genesis.kernels.pointwise.elementwise import copy, elementwise
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import (
     ReduceSpec,
     column_min_max,
-    finish_first,
     load_type,
     reduce_into,
     row_min_max,
 )
 from genesis.kernels.reduce.scan import scan_into
-from genesis.shapes import Shape, contiguous_strides, normalize_axes, normalize_axis, numel
+from genesis.shapes import Shape, normalize_axes, normalize_axis, numel
 
 Axes = int | tuple[int, ...] | None
 
 
 # --- States of one tile -----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def init_value(z, r):
-    return (z,)
 
 
 @triton.jit
@@ -66,65 +61,25 @@ def logical_and(a, b):
 
 
 @triton.jit
-def step_add(state, x, r, chunk, argument):
-    return (state[0] + converted(x, state[0].dtype),)
+def take_nonzero(x, TYPE: tl.constexpr, argument):
+    return (x != 0).to(TYPE)
 
 
 @triton.jit
-def step_multiply(state, x, r, chunk, argument):
-    return (state[0] * converted(x, state[0].dtype),)
+def take_size(x, TYPE: tl.constexpr, argument):
+    return tl.abs(x)
 
 
 @triton.jit
-def step_max(state, x, r, chunk, argument):
-    return (maximum(state[0], x),)
+def take_square(x, TYPE: tl.constexpr, argument):
+    x = converted(x, TYPE)
+    return x * x
 
 
 @triton.jit
-def step_min(state, x, r, chunk, argument):
-    return (minimum(state[0], x),)
-
-
-@triton.jit
-def step_count(state, x, r, chunk, argument):
-    return (state[0] + (x != 0).to(state[0].dtype),)
-
-
-@triton.jit
-def step_any(state, x, r, chunk, argument):
-    return (state[0] | (x != 0).to(state[0].dtype),)
-
-
-@triton.jit
-def step_all(state, x, r, chunk, argument):
-    return (state[0] & (x != 0).to(state[0].dtype),)
-
-
-@triton.jit
-def step_abs(state, x, r, chunk, argument):
-    return (state[0] + tl.abs(x),)
-
-
-@triton.jit
-def step_abs_max(state, x, r, chunk, argument):
-    return (maximum(state[0], tl.abs(x)),)
-
-
-@triton.jit
-def step_abs_min(state, x, r, chunk, argument):
-    return (minimum(state[0], tl.abs(x)),)
-
-
-@triton.jit
-def step_square(state, x, r, chunk, argument):
-    x = converted(x, state[0].dtype)
-    return (state[0] + x * x,)
-
-
-@triton.jit
-def step_power(state, x, r, chunk, argument):
-    x = tl.abs(converted(x, state[0].dtype))
-    return (state[0] + maths.power(x, tl.full(x.shape, argument, x.dtype)),)
+def take_power(x, TYPE: tl.constexpr, argument):
+    x = tl.abs(converted(x, TYPE))
+    return maths.power(x, tl.full(x.shape, argument, x.dtype))
 
 
 @triton.jit
@@ -143,8 +98,7 @@ def finish_p_root(state, argument):
     return maths.power(state[0], maths.divide(order * 0 + 1, order))
 
 
-ADD = ReduceSpec(init_value, step_add, add, finish_first, 0)
-MULTIPLY = ReduceSpec(init_value, step_multiply, multiply, finish_first, 1)
+ADD, MULTIPLY = ReduceSpec(add, 0), ReduceSpec(multiply, 1)
 
 
 def in_type(spec: ReduceSpec, work: DType) -> ReduceSpec:
@@ -192,8 +146,8 @@ def merge_argmin(x, i, y, j):
     return tl.where(wins, y, x), tl.where(wins, j, i)
 
 
-ARGMAX = ReduceSpec(init_argmax, step_argmax, merge_argmax, finish_first, -math.inf, 2)
-ARGMIN = ReduceSpec(init_argmax, step_argmin, merge_argmin, finish_first, math.inf, 2)
+ARGMAX = ReduceSpec(merge_argmax, -math.inf, init=init_argmax, step=step_argmax, states=2)
+ARGMIN = ReduceSpec(merge_argmin, math.inf, init=init_argmax, step=step_argmin, states=2)
 
 
 # --- Variance and logsumexp -------------------------------------------------------------------------------------------
@@ -274,10 +228,11 @@ def finish_logsumexp(state, argument):
     return maths.log(state[1]) + state[0]
 
 
-WELFORD = ReduceSpec(init_welford, step_welford, merge_welford, finish_var, 0, 3)
+WELFORD = ReduceSpec(merge_welford, 0, finish=finish_var, init=init_welford, step=step_welford, states=3)
 LOGSUMEXP = ReduceSpec(
-    init_logsumexp, step_logsumexp, merge_logsumexp, finish_logsumexp, -math.inf, 2, reduce_logsumexp
-)
+    merge_logsumexp, -math.inf, finish=finish_logsumexp, init=init_logsumexp, step=step_logsumexp, states=2,
+    reduce_axis=reduce_logsumexp,
+)  # fmt: skip
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
@@ -314,15 +269,15 @@ def _degrees_of_freedom(n: int, correction: float) -> float:
 REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., float]]] = {
     "sum": (ADD, _sum_type, _no_argument),
     "mean": (ADD._replace(finish=finish_mean), work_type, float),
-    "count_nonzero": (ADD._replace(step=step_count), lambda dtype: int64, _no_argument),
+    "count_nonzero": (ADD._replace(take=take_nonzero), lambda dtype: int64, _no_argument),
     "prod": (MULTIPLY, _sum_type, _no_argument),
     "var": (WELFORD, work_type, _degrees_of_freedom),
     # The squares of float32's and bfloat16's values can exceed float32's range, as in `norm`.
     "std": (WELFORD._replace(finish=finish_std), lambda dtype: float64, _degrees_of_freedom),
-    "amax": (ReduceSpec(init_value, step_max, maximum, finish_first, -math.inf), load_type, _no_argument),
-    "amin": (ReduceSpec(init_value, step_min, minimum, finish_first, math.inf), load_type, _no_argument),
-    "any": (ReduceSpec(init_value, step_any, logical_or, finish_first, 0), lambda dtype: int32, _no_argument),
-    "all": (ReduceSpec(init_value, step_all, logical_and, finish_first, 1), lambda dtype: int32, _no_argument),
+    "amax": (ReduceSpec(maximum, -math.inf), load_type, _no_argument),
+    "amin": (ReduceSpec(minimum, math.inf), load_type, _no_argument),
+    "any": (ReduceSpec(logical_or, 0, take_nonzero), lambda dtype: int32, _no_argument),
+    "all": (ReduceSpec(logical_and, 1, take_nonzero), lambda dtype: int32, _no_argument),
     "logsumexp": (LOGSUMEXP, lambda dtype: work_type(dtype) if dtype.is_floating_point else float32, _no_argument),
 }
 
@@ -365,14 +320,13 @@ def norm(out: Array, x: Array, axes: Axes = None, keepdim: bool = False, *, p: f
     """Compute (Σ |x|^p)^(1/p) over `axes`. Powers can exceed float32's range, so they are added in float64."""
     work = work_type(x.dtype)
     if math.isinf(p):
-        step, merge = (step_abs_max, maximum) if p > 0 else (step_abs_min, minimum)
-        spec = ReduceSpec(init_value, step, merge, finish_first, -p)
+        spec = ReduceSpec(maximum if p > 0 else minimum, -p, take_size)
     elif p in (0, 1):
-        spec = ADD._replace(step=step_count if p == 0 else step_abs)
+        spec = ADD._replace(take=take_nonzero if p == 0 else take_size)
     else:
         work = float64
-        step, finish = (step_square, finish_root) if p == 2 else (step_power, finish_p_root)
-        spec = ADD._replace(step=step, finish=finish)
+        take, finish = (take_square, finish_root) if p == 2 else (take_power, finish_p_root)
+        spec = ADD._replace(take=take, finish=finish)
     reduce_axes(spec, out, x, axes, work, p)
 
 
@@ -387,12 +341,8 @@ def cumsum(out: Array, x: Array, axis: int, reverse: bool = False) -> None:
 
 
 @triton.jit
-def prod_backward_kernel(p_o, p_g, p_l, p_r, n, sizes, sg, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    i = program_indices(BLOCK, INT64)  # [BLOCK]
-    m = i < n  # [BLOCK]
-    left, right = tl.load(p_l + i, mask=m), tl.load(p_r + i, mask=m)  # [BLOCK] each
-    g = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), left.dtype)  # [BLOCK]
-    tl.store(p_o + i, converted(left * right * g, p_o.dtype.element_ty), mask=m)
+def product(left, right, g):
+    return left * right * g
 
 
 @cuda_impl("prod_backward")
@@ -401,11 +351,7 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
     left, right = empty(x.shape, work, x.device), empty(x.shape, work, x.device)
     scan_into(MULTIPLY, left, x, reduced, work, exclusive=True)
     scan_into(MULTIPLY, right, x, reduced, work, exclusive=True, reverse=True)
-    sizes, _, sg = collapse(x.shape, contiguous_strides(x.shape), g.strides)
-    launch(
-        prod_backward_kernel, triton.cdiv(out.size, 1024), out, g, left, right, out.size, sizes, sg,
-        INT64=needs_int64(sizes, sg), BLOCK=1024,
-    )  # fmt: skip
+    elementwise(product, out, left, right, g, work=work)
 
 
 # --- Scatter along an axis --------------------------------------------------------------------------------------------
@@ -425,7 +371,7 @@ def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, INT
 def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: int) -> None:
     """Store zeros, and `values` at `indices` along `axis`. Indices out of range are ignored."""
     if values.ndim == 0:
-        launch(store_scalar_kernel, 1, out, values)
+        copy(out, values)
         return
     clear(out)
     axis = normalize_axis(axis, values.ndim)
@@ -436,8 +382,3 @@ def put_along_axis(out: Array, values: Array, indices: Array, axis: int, size: i
         put_along_axis_kernel, triton.cdiv(values.size, 512), out, values, indices, values.size, size, stride, sizes,
         so, sv, si, INT64=needs_int64(sizes, so, sv, si) or out.size > 1 << 31, BLOCK=512,
     )  # fmt: skip
-
-
-@triton.jit
-def store_scalar_kernel(p_o, p_v):
-    tl.store(p_o, tl.load(p_v))

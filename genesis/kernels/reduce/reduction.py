@@ -32,15 +32,34 @@ from genesis.dtypes import DType, int32, int64
 from genesis.kernels.elements import TRITON, converted, float_argument, needs_int64, offsets, program_indices, work_type
 from genesis.kernels.reduce.plan import COLUMN_GROUP, Layout, Tiles, group_size, merge_tiles, reduction_tiles
 
+# --- What defines a reduction -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def init_value(z, r):
+    return (z,)
+
+
+@triton.jit
+def take_value(x, TYPE: tl.constexpr, argument):
+    return converted(x, TYPE)
+
+
+@triton.jit
+def finish_first(state, argument):
+    return state[0]
+
 
 class ReduceSpec(NamedTuple):
-    """A reduction, defined by functions of states (tuples of tiles) under `triton.jit`."""
+    """A reduction, defined by functions under `triton.jit`. Its state is a tuple of tiles."""
 
-    init: Any  # (tile of the identity, indices) -> the initial state
-    step: Any  # (state, x, indices, chunk number, argument) -> the state after a tile of elements x
     merge: Any  # (*state, *state) -> state, the combine function of `tl.reduce`; the left operand comes first
-    finish: Any  # (state, argument) -> result
     identity: float  # value of the tile that `init` gets
+    take: Any = take_value  # (elements x, type of the state, argument) -> the tile that is merged into a state of one
+    finish: Any = finish_first  # (state, argument) -> result
+    init: Any = init_value  # (tile of the identity, indices) -> the initial state
+    # (state, x, indices, chunk number, argument) -> the state after a tile of elements x, instead of `take`
+    step: Any = None
     states: int = 1  # tiles in the state
     # (state, axis) -> the state reduced along an axis, if that costs less than `merge` by pairs
     reduce_axis: Any = None
@@ -52,12 +71,19 @@ class ReduceSpec(NamedTuple):
 @triton.jit
 def select_state(m, new, old):
     """Return `new` where m is set, `old` elsewhere."""
-    if len(new) == 1:
-        return (tl.where(m, new[0], old[0]),)
-    elif len(new) == 2:
-        return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]))
+    state = ()
+    for j in tl.static_range(len(old)):
+        state += (tl.where(m, new[j], old[j]),)
+    return state
+
+
+@triton.jit
+def next_state(state, x, r, chunk, argument, MERGE: tl.constexpr, TAKE: tl.constexpr, STEP: tl.constexpr):
+    """Return the state after a tile of elements x."""
+    if STEP is None:
+        return (MERGE(state[0], TAKE(x, state[0].dtype, argument)),)
     else:
-        return (tl.where(m, new[0], old[0]), tl.where(m, new[1], old[1]), tl.where(m, new[2], old[2]))
+        return STEP(state, x, r, chunk, argument)
 
 
 @tl.core.builtin
@@ -98,16 +124,15 @@ def reduce_state(state, AXIS: tl.constexpr, MERGE: tl.constexpr, REDUCE_AXIS: tl
 
 
 @triton.jit
-def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INIT: tl.constexpr, STEP: tl.constexpr,
-                  MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr,
-                  READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, LOOP: tl.constexpr, TAIL: tl.constexpr,
-                  INT64_K: tl.constexpr, INT64_R: tl.constexpr, BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
+def reduce_kernel(outs, p_x, nk, nr, span, argument, kept, reduced, INIT: tl.constexpr, TAKE: tl.constexpr,
+                  STEP: tl.constexpr, MERGE: tl.constexpr, REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr,
+                  IDENTITY: tl.constexpr, READ: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr,
+                  LOOP: tl.constexpr, TAIL: tl.constexpr, INT64_K: tl.constexpr, INT64_R: tl.constexpr,
+                  BK: tl.constexpr, BR: tl.constexpr):  # fmt: skip
     """Reduce nr elements for each of nk results. If FINISH is None, reduce a split of `span` elements to states.
 
     Args:
-        p_o: results, or None; without FINISH the first tile of the states.
-        p_1: indices of the results, or None; without FINISH the second tile of the states.
-        p_2: third tile of the states.
+        outs: results and their indices, either of which may be None; without FINISH one array per tile of a state.
         kept: sizes of the kept dimensions, their strides in x, and their strides in the result.
         reduced: sizes of the reduced dimensions, and their strides in x.
     """
@@ -136,35 +161,30 @@ def reduce_kernel(p_o, p_1, p_2, p_x, nk, nr, span, argument, kept, reduced, INI
             r = i_r + chunk * BR  # [BR]
             o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)  # [1, BR] or [BR, 1]
             x = converted(tl.load(p_k + o_r, mask=m_x), READ)  # [BK, BR] or [BR, BK]
-            state = STEP(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument)
+            state = next_state(state, x, tl.expand_dims(r, 1 - AXIS), chunk, argument, MERGE, TAKE, STEP)
     if TAIL:
         last = length // BR if LOOP else 0
         r = i_r + last * BR  # [BR]
         m = m_x & tl.expand_dims(last * BR + tl.arange(0, BR) < length, 1 - AXIS)  # [BK, BR] or [BR, BK]
         o_r = tl.expand_dims(offsets(r, reduced[0], reduced[1]), 1 - AXIS)
         x = converted(tl.load(p_k + o_r, mask=m, other=0), READ)  # [BK, BR] or [BR, BK]
-        state = select_state(m, STEP(state, x, tl.expand_dims(r, 1 - AXIS), last, argument), state)
+        new = next_state(state, x, tl.expand_dims(r, 1 - AXIS), last, argument, MERGE, TAKE, STEP)
+        state = select_state(m, new, state)
     state = reduce_state(state, AXIS, MERGE, REDUCE_AXIS)  # tiles [BK]
     if FINISH is None:
         o = split.to(tl.int64) * nk + i_k  # [BK]
-        tl.store(p_o + o, state[0], mask=m_k)
-        if p_1 is not None:
-            tl.store(p_1 + o, state[1], mask=m_k)
-        if p_2 is not None:
-            tl.store(p_2 + o, state[2], mask=m_k)
+        for j in tl.static_range(len(outs)):
+            tl.store(outs[j] + o, state[j], mask=m_k)
     else:
-        store_results(p_o, p_1, state, offsets(i_k, kept[0], kept[2]), m_k, argument, FINISH)
+        store_results(outs, state, offsets(i_k, kept[0], kept[2]), m_k, argument, FINISH)
 
 
 @triton.jit
-def load_states(p_a, p_b, p_c, o, m):
-    a = tl.load(p_a + o, mask=m, other=0)
-    if p_b is None:
-        return (a,)
-    elif p_c is None:
-        return (a, tl.load(p_b + o, mask=m, other=0))
-    else:
-        return (a, tl.load(p_b + o, mask=m, other=0), tl.load(p_c + o, mask=m, other=0))
+def load_states(parts, o, m):
+    state = ()
+    for j in tl.static_range(len(parts)):
+        state += (tl.load(parts[j] + o, mask=m, other=0),)
+    return state
 
 
 @triton.jit
@@ -172,18 +192,16 @@ def merge_states(left, right, MERGE: tl.constexpr):
     """Return MERGE of two states as a tuple, also for one tile."""
     if len(left) == 1:
         return (MERGE(left[0], right[0]),)
-    elif len(left) == 2:
-        return MERGE(left[0], left[1], right[0], right[1])
     else:
-        return MERGE(left[0], left[1], left[2], right[0], right[1], right[2])
+        return MERGE(*left, *right)
 
 
 @triton.jit
-def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.constexpr, MERGE: tl.constexpr,
+def merge_kernel(outs, parts, nk, ns, argument, sizes, so, INIT: tl.constexpr, MERGE: tl.constexpr,
                  REDUCE_AXIS: tl.constexpr, FINISH: tl.constexpr, IDENTITY: tl.constexpr, WORK: tl.constexpr,
                  INDEX: tl.constexpr, LOOP: tl.constexpr, INT64_K: tl.constexpr, BK: tl.constexpr,
                  BS: tl.constexpr):  # fmt: skip
-    """Merge the states [ns, nk] of `reduce_kernel` and store results, and indices if `p_i` is given."""
+    """Merge the states [ns, nk] of `reduce_kernel` and store results and indices."""
     i_k = program_indices(BK, INT64_K)  # [BK]
     i_s = tl.arange(0, BS)  # [BS]
     m_k = i_k < nk  # [BK]
@@ -191,24 +209,24 @@ def merge_kernel(p_o, p_i, p_a, p_b, p_c, nk, ns, argument, sizes, so, INIT: tl.
     state = INIT(tl.full((BS, BK), IDENTITY, WORK), tl.full((BS, 1), LAST, INDEX))
     m = m_k[None, :] & (i_s < ns)[:, None]  # [BS, BK]
     o = i_s.to(tl.int64)[:, None] * nk + i_k[None, :]  # [BS, BK]
-    state = select_state(m, load_states(p_a, p_b, p_c, o, m), state)
+    state = select_state(m, load_states(parts, o, m), state)
     if LOOP:
         for chunk in range(1, tl.cdiv(ns, BS)):
             s = chunk * BS + i_s  # [BS]
             m = m_k[None, :] & (s < ns)[:, None]  # [BS, BK]
             o = s.to(tl.int64)[:, None] * nk + i_k[None, :]  # [BS, BK]
-            state = select_state(m, merge_states(state, load_states(p_a, p_b, p_c, o, m), MERGE), state)
+            state = select_state(m, merge_states(state, load_states(parts, o, m), MERGE), state)
     state = reduce_state(state, 0, MERGE, REDUCE_AXIS)  # tiles [BK]
-    store_results(p_o, p_i, state, offsets(i_k, sizes, so), m_k, argument, FINISH)
+    store_results(outs, state, offsets(i_k, sizes, so), m_k, argument, FINISH)
 
 
 @triton.jit
-def store_results(p_o, p_i, state, o, m, argument, FINISH: tl.constexpr):
-    """Store results if `p_o` is given, and indices if `p_i` is given."""
-    if p_o is not None:
-        tl.store(p_o + o, converted(FINISH(state, argument), p_o.dtype.element_ty), mask=m)
-    if p_i is not None:
-        tl.store(p_i + o, state[1].to(tl.int64), mask=m)
+def store_results(outs, state, o, m, argument, FINISH: tl.constexpr):
+    """Store results and indices, unless they are None."""
+    if outs[0] is not None:
+        tl.store(outs[0] + o, converted(FINISH(state, argument), outs[0].dtype.element_ty), mask=m)
+    if outs[1] is not None:
+        tl.store(outs[1] + o, state[1].to(tl.int64), mask=m)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
@@ -222,16 +240,9 @@ def load_type(dtype: DType) -> DType:
 
 
 def reduce_into(
-    spec: ReduceSpec,
-    out: Array | None,
-    x: Array,
-    layout: Layout,
-    work: DType,
-    *,
-    indices: Array | None = None,
-    argument: float = 0.0,
-    cut: Tiles | None = None,
-) -> None:
+    spec: ReduceSpec, out: Array | None, x: Array, layout: Layout, work: DType, *, indices: Array | None = None,
+    argument: float = 0.0, cut: Tiles | None = None,
+) -> None:  # fmt: skip
     """Reduce `x` into `out`. A result without elements is the result of the identity.
 
     Args:
@@ -245,12 +256,12 @@ def reduce_into(
         return
     cut = cut or reduction_tiles(layout, x.dtype.itemsize, spec.states)
     if cut.splits == 1:
-        _launch_reduce(spec, (out, indices, None), x, layout, work, argument, cut)
+        _launch_reduce(spec, (out, indices), x, layout, work, argument, cut)
         return
     parts = partial_states(spec, x, layout, work, cut, argument=argument)
     tiles = merge_tiles(layout.results, cut.splits)
     launch(
-        merge_kernel, triton.cdiv(layout.results, tiles.block_k), out, indices, *parts, layout.results, cut.splits,
+        merge_kernel, triton.cdiv(layout.results, tiles.block_k), (out, indices), parts, layout.results, cut.splits,
         float_argument(argument, work), layout.kept, layout.kept_out, INIT=spec.init, MERGE=spec.merge,
         REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity, WORK=TRITON[work.name],
         INDEX=TRITON[_index(layout).name], LOOP=tiles.block_r < cut.splits,
@@ -260,13 +271,12 @@ def reduce_into(
 
 def partial_states(
     spec: ReduceSpec, x: Array, layout: Layout, work: DType, cut: Tiles, *, argument: float = 0.0
-) -> tuple[Array | None, Array | None, Array | None]:
+) -> tuple[Array, ...]:
     """Return the states of all splits as arrays [splits, results], in the layout's order of results."""
-    shape = (cut.splits, layout.results)
     types = (work, _index(layout) if spec.states == 2 and spec.finish is finish_first else work, work)
-    a, b, c = (empty(shape, t, x.device) if i < spec.states else None for i, t in enumerate(types))
-    _launch_reduce(spec._replace(finish=None), (a, b, c), x, layout, work, argument, cut)
-    return a, b, c
+    parts = tuple(empty((cut.splits, layout.results), t, x.device) for t in types[: spec.states])
+    _launch_reduce(spec._replace(finish=None), parts, x, layout, work, argument, cut)
+    return parts
 
 
 def _tail(elements: int, block_r: int) -> int:
@@ -279,27 +289,16 @@ def _index(layout: Layout) -> DType:
 
 
 def _launch_reduce(
-    spec: ReduceSpec,
-    outs: tuple[Array | None, Array | None, Array | None],
-    x: Array,
-    layout: Layout,
-    work: DType,
-    argument: float,
-    cut: Tiles,
+    spec: ReduceSpec, outs: tuple[Array | None, ...], x: Array, layout: Layout, work: DType, argument: float, cut: Tiles
 ) -> None:
     launch(
-        reduce_kernel, (triton.cdiv(layout.results, cut.block_k), cut.splits), *outs, x, layout.results,
-        layout.elements, cut.span, float_argument(argument, work), *layout.strided, INIT=spec.init, STEP=spec.step,
-        MERGE=spec.merge, REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
+        reduce_kernel, (triton.cdiv(layout.results, cut.block_k), cut.splits), outs, x, layout.results,
+        layout.elements, cut.span, float_argument(argument, work), *layout.strided, INIT=spec.init, TAKE=spec.take,
+        STEP=spec.step, MERGE=spec.merge, REDUCE_AXIS=spec.reduce_axis, FINISH=spec.finish, IDENTITY=spec.identity,
         READ=TRITON[load_type(x.dtype).name], WORK=TRITON[work.name], AXIS=int(layout.inner),
         LOOP=layout.elements >= cut.block_r, TAIL=_tail(layout.elements, cut.block_r), INT64_K=layout.int64_k,
         INT64_R=layout.int64_r, BK=cut.block_k, BR=cut.block_r, num_warps=cut.warps,
     )  # fmt: skip
-
-
-@triton.jit
-def finish_first(state, argument):
-    return state[0]
 
 
 # --- Minimum or maximum with its index --------------------------------------------------------------------------------
@@ -338,10 +337,7 @@ def row_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, MERGE: tl.constex
         m_r = m_k[:, None] & (r < nr)  # [BK, G]
         y = converted(tl.load(p_k[:, None] + offsets(r, reduced[0], reduced[1]), mask=m_r, other=0), READ)  # [BK, G]
         at = tl.min(tl.where(m_r & is_best(y, best[:, None]), r, GROUPS * G), 1)  # [BK]
-    o = offsets(i_k, kept[0], kept[2])  # [BK]
-    if p_o is not None:
-        tl.store(p_o + o, converted(best, p_o.dtype.element_ty), mask=m_k)
-    tl.store(p_i + o, at.to(tl.int64), mask=m_k)
+    store_results((p_o, p_i), (best, at), offsets(i_k, kept[0], kept[2]), m_k, 0, finish_first)
 
 
 @triton.jit
@@ -376,10 +372,7 @@ def column_argminmax_kernel(p_o, p_i, p_x, nk, nr, kept, reduced, STEP: tl.const
     m = m_k[None, :] & (r < nr)  # [G, BK]
     x = converted(tl.load(p_k[None, :] + offsets(r, reduced[0], reduced[1]), mask=m, other=0), READ)  # [G, BK]
     at = tl.min(tl.where(m & is_best(x, column[None, :]), r, end), 0)  # [BK]
-    o = offsets(i_k, kept[0], kept[2])  # [BK]
-    if p_o is not None:
-        tl.store(p_o + o, converted(column, p_o.dtype.element_ty), mask=m_k)
-    tl.store(p_i + o, at.to(tl.int64), mask=m_k)
+    store_results((p_o, p_i), (column, at), offsets(i_k, kept[0], kept[2]), m_k, 0, finish_first)
 
 
 def column_min_max(
