@@ -4,7 +4,8 @@ Reference: `genesis/ops/index.py`: mask_count, mask_indices, mask_offsets, maske
 `genesis/ops/sort.py`: nonzero_count, nonzero.
 
 A first kernel counts true elements per tile. Exclusive prefix sums of the counts are the offsets at which the second
-kernel writes. Tiles: T elements; `masked_select_kernel` reads values as [T / C, C].
+kernel writes; a last, empty tile gives the count of all. Tiles: T elements; `masked_select_kernel` reads values as
+[T / C, C].
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.dispatch import Plan, layout_of, record
+from genesis.backend.cuda.dispatch import Plan, cuda_impl, layout_of, record
 from genesis.backend.cuda.launch import clear, forget_plan, launch
 from genesis.dtypes import int32, int64
 from genesis.kernels.elements import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.reduce.scan import exclusive_sums
+from genesis.kernels.reduce.reduce import ADD
+from genesis.kernels.reduce.scan import scan_into
 from genesis.ops.index import MASK_BLOCK
+from genesis.ops.shape import contiguous
 
 TILE = 4096
 COLUMNS = 2048  # columns of the tile that copies values; rows of 128 to 1024 are up to 7 times slower
@@ -100,43 +103,40 @@ def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT6
     tl.store(p_o + i, g, mask=i < n)
 
 
-def _tile_offsets(x: Array, total: Array | None) -> Array:
-    """Return the number of true elements before each tile of x. The count of all is written to `total`."""
-    return exclusive_sums(_counts(x, TILE), total)
+def sums_before(counts: Array, out: Array | None = None) -> Array:
+    """Return out[i] = counts[0] + … + counts[i - 1] in int64."""
+    out = empty(counts.shape, int64, counts.device) if out is None else out
+    scan_into(ADD, out, counts, (0,), int64, exclusive=True)
+    return out
 
 
-def _counts(x: Array, tile: int) -> Array:
+def _true_before(x: Array, tile: int, out: Array | None = None) -> Array:
+    """Return the number of true elements before each tile of x, and of all."""
     sizes, strides = collapse(x.shape, x.strides)
-    counts = empty((triton.cdiv(x.size, tile),), int32, x.device)
+    counts = empty((triton.cdiv(x.size, tile) + 1,), int32, x.device)
     launch(
         mask_count_kernel, counts.size, counts, x, x.size, sizes, strides, INT64=needs_int64(sizes, strides), T=tile,
         num_warps=2,
     )  # fmt: skip
-    return counts
+    return sums_before(counts, out)
 
 
-def block_offsets(out: Array, x: Array) -> None:
-    """Write the number of true elements of x before each block of `MASK_BLOCK`, and of all, to `out`."""
-    blocks = out.size - 1
-    total = out.view((1,), (1,), out.offset + blocks)
-    if blocks == 0:
+@cuda_impl("mask_offsets")
+def mask_offsets(out: Array, mask: Array) -> None:
+    """Write the number of true elements before each block of `MASK_BLOCK`, and of all."""
+    if mask.size:
+        _true_before(mask, MASK_BLOCK, out)
+    else:
         clear(out)
-        return
-    exclusive_sums(_counts(x, MASK_BLOCK), total, out.view((blocks,), (1,)))
 
 
-def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
-    """Write the elements of x where the mask is true, in row-major order.
-
-    One cached plan serves all counts; the op's own plan would serve only this count.
-
-    Args:
-        before: result of `block_offsets`; its last element is the size of `out`.
-    """
+@cuda_impl("masked_select")
+def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
+    """One cached plan serves all counts; the op's own plan would serve only this count."""
     forget_plan()
     if out.size == 0:
         return
-    operands, backend = (out, before, x, mask), backend_of(x.device)
+    operands, backend = (out, contiguous(offsets), x, mask), backend_of(x.device)
     key = (layout_of(x), layout_of(mask), x is mask, *(a.data_ptr() % 16 for a in operands))
     plan = _plans.get(key)
     if plan is not None:
@@ -157,31 +157,36 @@ def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     )  # fmt: skip
 
 
-def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
-    """Write the elements of g, in order, where the mask is true, and 0 elsewhere."""
+@cuda_impl("masked_select_backward")
+def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
     forget_plan()
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
-        masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
-        INT64=needs_int64(sizes, sm), T=MASK_BLOCK, num_warps=8,
+        masked_scatter_kernel, offsets.size - 1, out, contiguous(offsets), g, mask, mask.size, g.size, g.strides[0],
+        sizes, sm, INT64=needs_int64(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
-def count_true(out: Array, x: Array) -> None:
-    """Write the number of elements of x that are not 0 to an int64 scalar."""
-    _tile_offsets(x, out)
-
-
-def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
+def _true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
     """Write the indices of the `count` elements of x that are not 0 to out[rank · by_count + dimension · by_dim].
     Another number of such elements is reported as a fault.
     """
     if out.size == 0:
         return
-    tile_offsets = _tile_offsets(x, empty((1,), int64, x.device))
+    before = _true_before(x, TILE)
     sizes, strides = collapse(x.shape, x.strides)
     shape = x.shape or (1,)
     launch(
-        nonzero_kernel, tile_offsets.size, out, tile_offsets, x, faults.flag(x.device), x.size, sizes, strides, count,
+        nonzero_kernel, before.size - 1, out, before, x, faults.flag(x.device), x.size, sizes, strides, count,
         by_count, by_dim, shape, faults.site(op, None, count), INT64=needs_int64(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip
+
+
+@cuda_impl("mask_indices")
+def mask_indices(out: Array, mask: Array, count: int) -> None:
+    _true_indices("mask_indices", out, mask, count, 1, count)
+
+
+@cuda_impl("nonzero")
+def nonzero(out: Array, x: Array, size: int) -> None:
+    _true_indices("nonzero", out, x, size, x.ndim, 1)

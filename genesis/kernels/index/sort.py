@@ -1,4 +1,4 @@
-"""Sorting, top-k, nonzero, bincount and unique.
+"""Sorting, top-k, bincount and unique. select.py has nonzero.
 
 Reference: `genesis/ops/sort.py`, under the same names.
 
@@ -16,33 +16,22 @@ from genesis.array import Array, empty
 from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
-from genesis.dtypes import DType, float64, int32, int64
-from genesis.kernels.elements import collapse, offsets
+from genesis.dtypes import float64, int32, int64
+from genesis.kernels.elements import TRITON, collapse, converted, offsets
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
-from genesis.kernels.index.radix_sort import Lines, argsort_keys, bits_of, ordered_keys, radix_sort
-from genesis.kernels.index.segment import report_fault, rows_of, scatter_add_rows, sort_tile
-from genesis.kernels.index.select import count_true, true_indices
-from genesis.kernels.reduce.scan import exclusive_sums
+from genesis.kernels.index.radix_sort import Lines, bits_of, ordered_keys, radix_sort
+from genesis.kernels.index.segment import index_type, report_fault, rows_of, scatter_add_rows, sort_tile
+from genesis.kernels.index.select import sums_before
+from genesis.kernels.pointwise.elementwise import elementwise
+from genesis.kernels.reduce.reduce import ADD, reduce_axes
+from genesis.kernels.reduce.reduction import load_type
 from genesis.ops.reduce import single_axis
+from genesis.ops.shape import contiguous
 from genesis.shapes import numel
 
 SHORT = 128  # the longest line that takes a bitonic sort
 TILE = 1024  # elements per program
-
-
-# --- Keys -------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def sort_keys_kernel(p_keys, p_x, n, sizes, strides, T: tl.constexpr):
-    """Store the key of the element with linear index i at keys[i]."""
-    i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
-    x = tl.load(p_x + offsets(i, sizes, strides), mask=i < n, other=0)  # [T]
-    tl.store(p_keys + i, ordered_keys(bits_of(x), p_x.dtype.element_ty, False), mask=i < n)
-
-
-def _bits(dtype: DType) -> int:
-    return 8 * dtype.itemsize
 
 
 # --- Sorting lines ----------------------------------------------------------------------------------------------------
@@ -78,7 +67,7 @@ def _sort_into(out: tuple[Array, Array], x: Array, axis: int, count: int, descen
     inner = numel(x.shape[axis + 1 :]) if x.shape else 1
     if x.dtype.itemsize > 4 or length > SHORT:
         where = Lines(lines, length, step, sizes, steps, inner)
-        radix_sort(*out, x, where, count, _bits(x.dtype), True, descending)
+        radix_sort(*out, x, where, count, 8 * x.dtype.itemsize, True, descending)
         return
     tile = triton.next_power_of_2(max(length, 2))
     lines_per_tile = max(1, min(1024 // tile, triton.next_power_of_2(lines)))
@@ -100,16 +89,6 @@ def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = 
 
 
 # --- Results whose size depends on values -----------------------------------------------------------------------------
-
-
-@cuda_impl("nonzero_count")
-def nonzero_count(out: Array, x: Array) -> None:
-    count_true(out, x)
-
-
-@cuda_impl("nonzero")
-def nonzero(out: Array, x: Array, size: int) -> None:
-    true_indices("nonzero", out, x, size, x.ndim, 1)
 
 
 @triton.jit
@@ -134,63 +113,53 @@ def bincount(out: Array, x: Array, *weights: Array, size: int) -> None:
 
 
 @triton.jit
-def load_is_first(p_keys, i, n, NAN: tl.constexpr):
-    """Return 1 where a sorted key differs from the one before, otherwise 0, as int32. Every NaN differs."""
-    key = tl.load(p_keys + i, mask=i < n, other=0)  # [T]
-    other = tl.load(p_keys + i - 1, mask=(i > 0) & (i < n), other=0)  # [T]
-    new = (key != other) | (i == 0)
-    if NAN is not None:
-        new = new | (key == NAN)
-    return (new & (i < n)).to(tl.int32)
+def load_is_first(p_x, i, n, READ: tl.constexpr):
+    """Return 1 where a sorted element differs from the one before, otherwise 0, as int32. Every NaN differs."""
+    x = converted(tl.load(p_x + i, mask=i < n, other=0), READ)  # [T]
+    before = converted(tl.load(p_x + i - 1, mask=(i > 0) & (i < n), other=0), READ)  # [T]
+    return (((x != before) | (i == 0)) & (i < n)).to(tl.int32)
 
 
 @triton.jit
-def count_unique_kernel(p_counts, p_keys, n, NAN: tl.constexpr, T: tl.constexpr):
-    """Store the number of sorted keys in a tile that differ from the one before."""
+def count_unique_kernel(p_counts, p_x, n, READ: tl.constexpr, T: tl.constexpr):
+    """Store the number of sorted elements in a tile that differ from the one before."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
-    tl.store(p_counts + tl.program_id(0), tl.sum(load_is_first(p_keys, i, n, NAN), 0))
+    tl.store(p_counts + tl.program_id(0), tl.sum(load_is_first(p_x, i, n, READ), 0))
 
 
 @triton.jit(do_not_specialize=["size", "site"])
-def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_keys, p_order, p_x, n, size, site, sizes, strides,
-                  NAN: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Store the group of each sorted element, and the value and start of each group."""
+def unique_kernel(p_values, p_inverse, p_starts, p_fault, p_base, p_x, p_order, n, size, site, READ: tl.constexpr,
+                  T: tl.constexpr):  # fmt: skip
+    """Store the group of each sorted element, the value and start of each group, and the end of the last."""
     i = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
-    new = load_is_first(p_keys, i, n, NAN)  # [T]
+    new = load_is_first(p_x, i, n, READ)  # [T]
     group = tl.load(p_base + tl.program_id(0)) + tl.cumsum(new, 0) - 1  # [T]
-    index = tl.load(p_order + i, mask=i < n, other=0).to(tl.int64)  # [T]
-    tl.store(p_inverse + index, group, mask=i < n)
+    tl.store(p_inverse + tl.load(p_order + i, mask=i < n, other=0), group, mask=i < n)
     m = (new != 0) & (group < size)  # [T]
-    tl.store(p_values + group, tl.load(p_x + offsets(index, sizes, strides), mask=m), mask=m)
+    tl.store(p_values + group, tl.load(p_x + i, mask=m), mask=m)
     tl.store(p_starts + group, i, mask=m)
+    tl.store(p_starts + size + i * 0, n, mask=i == n - 1)
     report_fault(p_fault, site, group + 1, (i == n - 1) & (group + 1 != size))
 
 
-@triton.jit
-def unique_counts_kernel(p_counts, p_starts, n, size, T: tl.constexpr):
-    """Store counts[g] = start of the next group - start of this group."""
-    g = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
-    start = tl.load(p_starts + g, mask=g < size, other=0)  # [T]
-    tl.store(p_counts + g, tl.load(p_starts + g + 1, mask=g + 1 < size, other=n) - start, mask=g < size)
+def _grouped(x: Array) -> tuple[Array, Array, Array]:
+    """Return the sorted elements, their positions, and the unique ones in each tile; the last tile is empty."""
+    x, n = contiguous(x), x.size
+    ordered, order = empty((n,), x.dtype, x.device), empty((n,), index_type(n), x.device)
+    radix_sort(ordered, order, x, Lines(1, n, 1, (1,), (n,), 1), n, 8 * x.dtype.itemsize, True, False)
+    counts = empty((triton.cdiv(n, TILE) + 1,), int32, x.device)
+    launch(count_unique_kernel, counts.size, counts, ordered, n, READ=_read(x), T=TILE, num_warps=4)
+    return ordered, order, counts
 
 
-def _grouped(x: Array, total: Array | None) -> tuple[Array, Array, Array, int | None]:
-    """Return sorted keys, their order, each tile's first group and the key of NaN. Write the group count to `total`."""
-    sizes, steps = collapse(x.shape, x.strides)
-    plain = empty((1, x.size), int64 if x.dtype.itemsize == 8 else int32, x.device)
-    launch(sort_keys_kernel, triton.cdiv(x.size, TILE), plain, x, x.size, sizes, steps, T=TILE, num_warps=4)
-    keys, order = argsort_keys(plain, _bits(x.dtype), signed=True)
-    assert keys is not None
-    nan = (1 << (_bits(x.dtype) - 1)) - 1 if x.dtype.is_floating_point else None
-    counts = empty((triton.cdiv(x.size, TILE),), int32, x.device)
-    launch(count_unique_kernel, counts.size, counts, keys, x.size, NAN=nan, T=TILE, num_warps=4)
-    return keys, order, exclusive_sums(counts, total), nan
+def _read(x: Array) -> tl.dtype:
+    return TRITON[load_type(x.dtype).name]
 
 
 @cuda_impl("unique_count")
 def unique_count(out: Array, x: Array) -> None:
     if x.size:
-        _grouped(x, out)
+        reduce_axes(ADD, out, _grouped(x)[2], None, int64)
     else:
         clear(out)
 
@@ -200,11 +169,10 @@ def unique(out: tuple[Array, Array, Array], x: Array, size: int) -> None:
     values, inverse, counts = out
     if x.size == 0:
         return
-    keys, order, bases, nan = _grouped(x, None)
-    starts = empty((size,), int64, x.device)
-    sizes, strides = collapse(x.shape, x.strides)
+    ordered, order, found = _grouped(x)
+    starts = empty((size + 1,), int64, x.device)
     launch(
-        unique_kernel, bases.size, values, inverse, starts, faults.flag(x.device), bases, keys, order, x, x.size, size,
-        faults.site("unique", None, size), sizes, strides, NAN=nan, T=TILE, num_warps=4,
+        unique_kernel, found.size - 1, values, inverse, starts, faults.flag(x.device), sums_before(found), ordered,
+        order, x.size, size, faults.site("unique", None, size), READ=_read(x), T=TILE, num_warps=4,
     )  # fmt: skip
-    launch(unique_counts_kernel, triton.cdiv(size, TILE), counts, starts, x.size, size, T=TILE, num_warps=4)
+    elementwise(tile_function("sub"), counts, *(starts.view((size,), (1,), first) for first in (1, 0)))

@@ -291,6 +291,7 @@ def _reduce(name: str, out: Array, x: Array, axes: Axes = None, keepdim: bool = 
 
 for _name in REDUCTIONS:
     cuda_impl(_name)(functools.partial(_reduce, _name))
+cuda_impl("mask_count", "nonzero_count")(functools.partial(_reduce, "count_nonzero"))
 
 
 def _arg_min_max(

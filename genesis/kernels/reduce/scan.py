@@ -7,7 +7,7 @@ into tiles: a first launch stores the total of each tile, and a second launch sc
 Other lines are columns, and one thread scans a column. If that leaves SMs idle, the rows are split: each split is
 reduced, then scanned from the totals of the splits before it. All totals are merged in a fixed order.
 
-Tiles: BK lines x BR elements, or BR elements of a line; BLOCK counts.
+Tiles: BK lines x BR elements, or BR elements of a line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, int64
+from genesis.dtypes import DType
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, program_indices
 from genesis.kernels.reduce.plan import Layout, is_inner, scan_tiles, zero_if_single
 from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_states, reduce_tile
@@ -241,56 +241,3 @@ def _merged(x: Array, out: Array, dims: list[int]) -> tuple[Shape, Shape, Shape]
         tuple(x.shape[i] for i in dims), tuple(x.strides[i] for i in dims), tuple(out.strides[i] for i in dims)
     )
     return sizes, along_in, along_out
-
-
-# --- Exclusive prefix sums of counts ----------------------------------------------------------------------------------
-
-
-TILE = 1024  # counts per program and step
-ONE_PROGRAM = 2 * TILE  # counts that one program scans alone
-
-
-@triton.jit
-def exclusive_scan_kernel(p_o, p_total, p_x, n, BLOCK: tl.constexpr):
-    """Store out[i] = x[0] + … + x[i - 1] and the sum of all elements, in one program."""
-    carry = tl.full((), 0, tl.int64)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)  # [BLOCK]
-        m = i < n  # [BLOCK]
-        x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)  # [BLOCK]
-        tl.store(p_o + i, carry + tl.cumsum(x, 0) - x, mask=m)
-        carry += tl.sum(x, 0)
-    tl.store(p_total, carry)
-
-
-@triton.jit
-def tile_sums_kernel(p_o, p_x, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    x = tl.load(p_x + i, mask=i < n, other=0).to(tl.int64)  # [BLOCK]
-    tl.store(p_o + tl.program_id(0), tl.sum(x, 0))
-
-
-@triton.jit
-def tile_scan_kernel(p_o, p_base, p_x, n, BLOCK: tl.constexpr):
-    """Store the exclusive prefix sums of each tile, starting from the tile's base."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    m = i < n  # [BLOCK]
-    x = tl.load(p_x + i, mask=m, other=0).to(tl.int64)  # [BLOCK]
-    tl.store(p_o + i, tl.load(p_base + tl.program_id(0)) + tl.cumsum(x, 0) - x, mask=m)
-
-
-def exclusive_sums(counts: Array, total: Array | None = None, out: Array | None = None) -> Array:
-    """Return out[i] = counts[0] + … + counts[i - 1] in int64, for n < 2^31 counts. Store their sum in `total`."""
-    n, device = counts.size, counts.device
-    total = empty((1,), int64, device) if total is None else total
-    out = empty((n,), int64, device) if out is None else out
-    if n <= ONE_PROGRAM:
-        block = min(max(triton.next_power_of_2(n), 128), TILE)
-        launch(exclusive_scan_kernel, 1, out, total, counts, n, BLOCK=block, num_warps=4 if n <= 1024 else 16)
-        return out
-    tiles = triton.cdiv(n, TILE)
-    sums = empty((tiles,), int64, device)
-    launch(tile_sums_kernel, tiles, sums, counts, n, BLOCK=TILE, num_warps=8)
-    bases = exclusive_sums(sums, total)
-    launch(tile_scan_kernel, tiles, out, bases, counts, n, BLOCK=TILE, num_warps=8)
-    return out
