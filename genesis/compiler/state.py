@@ -7,9 +7,10 @@ function can reach, and guards: facts under which a trace is valid. If one chang
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from genesis.nn.hooks import changes, everywhere
 from genesis.nn.module import Module
 from genesis.random import Generator, default_generator
 
-_PACKAGE = str(Path(__file__).parents[1])
 # Builtins and standard modules whose calls have effects on the host that a replay would leave out.
 EFFECTS = frozenset((
     "print", "input", "open", "exec", "eval", "breakpoint", "globals", "locals", "vars", "dir", "id", "setattr",
@@ -35,8 +35,12 @@ EFFECT_MODULES = frozenset((
 ))  # fmt: skip
 # Attributes of tensors that guards do not check; an argument's stand-in in a trace lacks them.
 TENSOR_STATE = frozenset(("grad", "grad_fn", "is_leaf", "retain_grad", "retains_grad", "_base"))
+# Functions that look up names which the code computes: all attributes of an object count as read.
+DYNAMIC = frozenset(("getattr", "attrgetter", "methodcaller"))
 # Types without Python code that guards can check; an instance of any other such type is a break.
-GUARDED = (object, list, tuple, dict, types.SimpleNamespace, BaseException)
+GUARDED = (
+    object, list, tuple, dict, collections.OrderedDict, collections.defaultdict, types.SimpleNamespace, BaseException,
+)  # fmt: skip
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
 LIMIT = 20_000  # objects; a function that reaches more is not traced
 _COMPARED = frozenset((int, float, complex, bool, str, bytes, slice, range, DType, Device))
@@ -69,17 +73,20 @@ class State:
     """
 
     def __init__(self, function: Any, objects: Sequence[Any]) -> None:
-        self.tensors: list[TensorBase] = []
-        self._guards: list[_Guard] = []
-        self._module_guards: list[_Guard] = []  # checked only when some module changed
-        self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
-        self._seen: set[int] = set()
-        self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
-        for table in everywhere.values():
-            self._visit_hooks(table, frozenset())
-        self._visit(function, frozenset())
-        for x in objects:
-            self._visit(x, names_of(function))
+        self._names = {"forward"}  # in all code that is found; any of it may look them up in any object
+        known = 0
+        while known < len(self._names):  # the walk finds code, and code adds names
+            known = len(self._names)
+            self.tensors: list[TensorBase] = []
+            self._guards: list[_Guard] = []
+            self._module_guards: list[_Guard] = []  # checked only when some module changed
+            self._copies: list[tuple[Any, Any]] = []  # lists and dicts that the function reads, with their contents
+            self._seen: set[int] = set()
+            self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
+            for table in everywhere.values():
+                self._guard_module(table)
+            for x in (*(hook for table in everywhere.values() for hook in table.values()), function, *objects):
+                self._visit(x)
         self.version = changes.count
         self._facts = [_facts(t) for t in self.tensors]
 
@@ -132,162 +139,148 @@ class State:
         self._guards.append((read, arguments, value))
         return value
 
-    def _guard_module(self, holder: dict[Any, Any], key: Any) -> None:
-        self._module_guards.append((dict.get, (holder, key, _ABSENT), holder[key]))
+    def _guard_module(self, fields: dict[Any, Any]) -> None:
+        """Guard all entries of a module's attributes, parts or hooks, and their order."""
+        self._copies.append((fields, dict(fields)))
+        self._module_guards.append((_order, (fields,), _order(fields)))
+        self._module_guards += [(dict.get, (fields, key, _ABSENT), value) for key, value in fields.items()]
 
-    def _visit(self, x: Any, names: frozenset[str]) -> None:
-        """Add the guards of an object that code with these names reads; the reference to it is guarded already."""
-        if isinstance(x, ATOMS) or x is None:
+    def _visit(self, x: Any) -> None:
+        """Guard what the code may read of an object, and visit it. The reference to the object is guarded already."""
+        if isinstance(x, ATOMS):
             return
         if isinstance(x, TensorBase):
             if self._new(x):
                 self.tensors.append(x)
         elif isinstance(x, types.MethodType):
-            self._visit(x.__func__, names)
-            self._visit(x.__self__, names | names_of(x.__func__))
+            self._visit(x.__func__)
+            self._visit(x.__self__)
         elif isinstance(x, types.FunctionType):
             self._visit_function(x)
         elif isinstance(x, Module):
             self._visit_module(x)
         elif isinstance(x, types.ModuleType):
-            self._visit_namespace(x, names)
-        elif isinstance(x, (list, tuple, dict)):
-            self._visit_items(x, names)
-        elif isinstance(x, Generator) and x is not default_generator:
-            raise Break("draws from a generator of its own")
+            top = x.__name__.partition(".")[0]
+            if top in EFFECT_MODULES and any(hasattr(x, name) for name in self._names):
+                raise Break(f"uses the module {x.__name__}, whose effects a trace cannot repeat", x.__name__)
+            if self._new(x):
+                self._visit_fields(vars(x), False)
         elif isinstance(x, np.ndarray):
             raise Break("reads a numpy array, whose values no guard sees")
         elif isinstance(x, types.BuiltinFunctionType):
             if not isinstance(x.__self__, types.ModuleType):
-                self._visit(x.__self__, names)
+                self._visit(x.__self__)
             elif x.__self__.__name__ in EFFECT_MODULES:
                 raise Break(f"calls {x.__self__.__name__}.{x.__name__}, whose effects a trace cannot repeat")
         elif isinstance(x, functools.partial):
-            self._visit_items((x.func, x.args, x.keywords), names)
+            self._visit_items((x.func, x.args, x.keywords))
         elif isinstance(x, type):
-            self._visit_type(x, names)
-        elif isinstance(x, Generator) or (_is_own(type(x)) and not type(x).__module__.startswith("numpy.random")):
+            self._visit_type(x)
+        elif isinstance(x, property):
+            self._visit(x.fget)
+        elif isinstance(x, Generator) and x is not default_generator:
+            raise Break("draws from a generator of its own")
+        elif _is_own(type(x)) and not type(x).__module__.startswith("numpy.random"):
             return
         elif hasattr(x, "__wrapped__") and callable(x):
-            self._visit(x.__wrapped__, names)
-        else:
-            self._visit_object(x, names)
+            self._visit(x.__wrapped__)
+        elif type(x) in (list, tuple, dict):
+            self._visit_items(x)
+        elif not (hasattr(type(x), "__get__") and type(x).__flags__ & _IMMUTABLE):  # not a method of a type like str
+            self._visit_object(x)
+
+    def _visit_fields(self, fields: dict[str, Any], is_every: bool) -> None:
+        """Guard and visit the attributes of an object that the code names, or every one."""
+        for name in sorted(fields if is_every else fields.keys() & self._names):
+            self._visit(self._guard(dict.get, fields, name, _ABSENT))
 
     def _visit_function(self, function: types.FunctionType) -> None:
         if _is_own(function) or not self._new(function):
             return
-        if _is_standard(function.__code__.co_filename):
+        names = names_of(function)
+        self._names |= names
+        if _is_standard(function):
             if function.__module__.partition(".")[0] in EFFECT_MODULES:
                 raise Break(f"calls {function.__module__}.{function.__name__}, whose effects a trace cannot repeat")
             return
-        names = names_of(function)
+        code = self._guard(getattr, function, "__code__")
+        line = f"{code.co_filename}:{code.co_firstlineno}"
         if names & TENSOR_STATE:
-            where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
-            raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", where)
+            raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", line)
         for name in sorted(names):
-            if name in function.__globals__:
-                self._visit(self._guard(dict.get, function.__globals__, name, _ABSENT), names)
-            elif name in EFFECTS and hasattr(builtins, name):
-                raise Break(f"calls {name}()", f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}")
+            if name in function.__globals__ or hasattr(builtins, name):
+                value = self._guard(dict.get, function.__globals__, name, _ABSENT)
+                if value is _ABSENT and name in EFFECTS:
+                    raise Break(f"calls {name}()", line)
+                self._visit(value)
         for cell in function.__closure__ or ():
             if cell != types.CellType():  # a cell is empty until its variable has a value
-                self._visit(self._guard(getattr, cell, "cell_contents"), names)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._visit(value, names)
-
-    def _visit_namespace(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        top = module.__name__.partition(".")[0]
-        if top in EFFECT_MODULES and any(hasattr(module, name) for name in names):
-            raise Break(f"uses the module {module.__name__}, whose effects a trace cannot repeat", module.__name__)
-        path = getattr(module, "__file__", None) or ""
-        if not path or path.startswith(_PACKAGE) or top in ("numpy", "triton") or _is_standard(path):
-            return
-        for name in sorted(names):
-            if name in vars(module):
-                self._visit(self._guard(dict.get, vars(module), name, _ABSENT), names)
+                self._visit(self._guard(getattr, cell, "cell_contents"))
+        for name in ("__defaults__", "__kwdefaults__"):
+            self._visit(self._guard(getattr, function, name))
+        self._guard(len, function.__dict__)
+        self._visit_fields(function.__dict__, False)
 
     def _visit_module(self, module: Module) -> None:
         for each in module.modules():
             if not self._new(each):
                 continue
-            names = frozenset[str]()
-            if not _is_own(type(each)):
-                names = self._visit_type(type(each), frozenset(("forward",)))
-            self._copies += [(x, dict(x)) for x in (vars(each), each._parameters, each._buffers, each._modules)]
+            self._visit_type(type(each))
+            self._guard_module(vars(each))
             for name, value in vars(each).items():
-                if name in ("_parameters", "_buffers", "_modules"):
-                    self._module_guards.append((len, (value,), len(value)))
-                    for key, part in value.items():
-                        self._guard_module(value, key)
-                        if isinstance(part, TensorBase) and self._new(part):
-                            self.tensors.append(part)
-                elif name.endswith("_hooks") and isinstance(value, dict):
-                    self._visit_hooks(value, names)
-                else:
-                    self._guard_module(vars(each), name)
-                    if name in names or "getattr" in names or isinstance(value, (TensorBase, list, tuple, dict)):
-                        self._visit(value, names)
+                if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks"):
+                    self._guard_module(value)
+                    for part in value.values() if name != "_modules" else ():
+                        self._visit(part)
+                elif self._names & {name, *DYNAMIC} or isinstance(value, (TensorBase, list, tuple, dict)):
+                    self._visit(value)
 
-    def _visit_hooks(self, table: dict[int, Any], names: frozenset[str]) -> None:
-        self._guard(len, table)
-        for key, hook in table.items():
-            self._guard_module(table, key)
-            self._visit(hook, names)
-
-    def _visit_items(self, x: Any, names: frozenset[str]) -> None:
-        """Guard the items of a list or dict, and visit them; a tuple needs no guards."""
+    def _visit_items(self, x: Any) -> None:
+        """Guard the items of a list or dict and their order, and visit them; a tuple needs no guards."""
         if not self._new(x):
             return
         if not isinstance(x, tuple):
             self._copies.append((x, x.copy()))
-            self._guard(len, x)
-        for key, value in x.items() if isinstance(x, dict) else enumerate(x):
+            self._guard(_order if isinstance(x, dict) else len, x)
+        for key, value in tuple(x.items() if isinstance(x, dict) else enumerate(x)):
             if isinstance(x, dict):
                 self._guard(dict.get, x, key, _ABSENT)
             elif isinstance(x, list):
                 self._guard(list.__getitem__, x, key)
-            self._visit(value, names)
+            self._visit(value)
 
-    def _visit_object(self, x: Any, names: frozenset[str]) -> None:
-        """Guard the attributes of a plain object that the code names, and visit the methods that it calls."""
-        if not self._new(x):
+    def _visit_object(self, x: Any) -> None:
+        """Guard and visit an object's class, attributes, slots and items."""
+        if isinstance(x, (list, tuple, dict)):
+            self._visit_items(x)
+        elif not self._new(x):
             return
-        fields = getattr(x, "__dict__", {})
         kind = type(x)
         if kind.__module__.partition(".")[0] in EFFECT_MODULES or any(
             base not in GUARDED and base.__flags__ & _IMMUTABLE for base in kind.__mro__
         ):
             raise Break(f"uses a {kind.__name__}, whose changes no guard sees")
-        self._guard(len, fields)
+        self._visit_type(kind)
+        fields = getattr(x, "__dict__", {})
         self._copies.append((fields, dict(fields)))
-        names = self._visit_type(kind, names)
-        for name in sorted(fields if "getattr" in names else names):
-            if name in fields:
-                self._visit(self._guard(dict.get, fields, name, _ABSENT), names)
-            elif name in _slots(kind) and hasattr(x, name):
-                self._visit(self._guard(getattr, x, name), names)
+        self._guard(len, fields)
+        self._visit_fields(fields, bool(self._names & DYNAMIC))
+        for name in sorted(_slots(kind) & self._names - fields.keys()):
+            if hasattr(x, name):
+                self._visit(self._guard(getattr, x, name))
 
-    def _visit_type(self, kind: type, names: frozenset[str]) -> frozenset[str]:
-        """Visit the methods of a class that the code names or Python calls, and guard the attributes that it names.
-
-        Returns `names` together with the names in those methods.
-        """
-        if _is_own(kind) or kind.__flags__ & _IMMUTABLE:
-            return names
-        special = {n for each in kind.__mro__ if not _is_own(each) for n in vars(each) if n.startswith("__")}
-        found: list[types.FunctionType] = []
-        for function in methods_of(type(kind), frozenset(("__call__",))):
-            self._visit_function(function)
-        while fresh := [f for f in methods_of(kind, names | special) if f not in found]:
-            for function in fresh:
-                self._visit_function(function)
-                names = names | names_of(function)
-            found += fresh
-        for name in sorted(names - {"__class__", "__dict__"} - _slots(kind)):
-            value = getattr(kind, name, None)
-            if value is not None and not callable(value) and not isinstance(value, property):
-                self._visit(self._guard(getattr, kind, name), names)
-        return names
+    def _visit_type(self, kind: type) -> None:
+        """Guard what the code, or Python itself, may look up in a class, its bases and its metaclass, and visit it."""
+        of_class: type = type(kind)
+        for each in (*kind.__mro__, *of_class.__mro__):
+            if _is_own(each) or each.__flags__ & _IMMUTABLE or not self._new(each):
+                continue
+            self._guard(len, vars(each))
+            for name, value in vars(each).items():
+                value = getattr(value, "__func__", value)  # of a static or class method
+                if name in self._names or (name.startswith("__") and isinstance(value, types.FunctionType)):
+                    self._guard(types.MappingProxyType.get, vars(each), name, _ABSENT)
+                    self._visit(value)
 
 
 def _facts(t: TensorBase) -> tuple[Any, ...]:
@@ -299,11 +292,16 @@ _STANDARD = str(Path(types.__file__).parent)
 _IMMUTABLE = 1 << 8  # a class that Python code does not define
 
 
+def _order(x: dict[Any, Any]) -> int:
+    return hash(tuple(x))
+
+
 def _slots(kind: type) -> set[str]:
     return {name for each in kind.__mro__ for name in vars(each).get("__slots__", ())}
 
 
-def _is_standard(path: str) -> bool:
+def _is_standard(function: types.FunctionType) -> bool:
+    path = function.__code__.co_filename
     return path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path
 
 
@@ -312,26 +310,12 @@ def _is_own(x: Any) -> bool:
     return str(getattr(x, "__module__", "")).partition(".")[0] in ("genesis", "genesis_models", "triton", "numpy")
 
 
-def methods_of(kind: type, names: frozenset[str]) -> Iterator[types.FunctionType]:
-    """The methods of a class that are named; the package's own do not count."""
-    for name in sorted(names):
-        function = getattr(kind, name, None)
-        if isinstance(function, property):
-            function = function.fget
-        function = getattr(function, "__func__", function)  # of a class method
-        if isinstance(function, types.FunctionType) and not _is_own(function):
-            yield function
-
-
-def names_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of globals and attributes in the code of a function and of the functions inside it."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return frozenset()
+def names_of(function: types.FunctionType) -> set[str]:
+    """The names of globals and attributes in the code of a function and of the functions inside it, and its strings."""
     found: set[str] = set()
-    stack = [code]
+    stack = [function.__code__]
     while stack:
         each = stack.pop()
-        found.update(each.co_names)
+        found.update(each.co_names, (c for c in each.co_consts if isinstance(c, str) and c.isidentifier()))
         stack += [c for c in each.co_consts if isinstance(c, types.CodeType)]
-    return frozenset(found)
+    return found

@@ -61,8 +61,8 @@ def hook_in(table: dict[int, Hook], hook: Hook, prepend: bool = False) -> HookHa
     changes.count += 1
 
     def remove() -> None:
-        changes.count += 1
         table.pop(number, None)
+        changes.count += 1
 
     return HookHandle(remove)
 

@@ -6,6 +6,7 @@ import array
 import collections
 import functools
 import itertools
+import operator
 import types
 from collections.abc import Callable, Iterator
 from random import random
@@ -85,6 +86,26 @@ class Special:
         return FACTOR
 
 
+class Base:
+    kind = 1.0
+
+    def scaled(self, x: Any) -> Any:
+        return x * FACTOR
+
+
+class Derived(Base):
+    class Inner:
+        value = 1.0
+
+    def scaled(self, x: Any) -> Any:
+        return super().scaled(x) + 1
+
+
+class Table(dict[str, float]):
+    def scaled(self, x: Any) -> Any:
+        return x * FACTOR * self["a"]
+
+
 class Chain(genesis.nn.Module):
     table: Any = [1.0]  # noqa: RUF012
 
@@ -116,6 +137,26 @@ def entered(x: Any) -> Any:
         return x * factor
 
 
+def with_attribute(x: Any, factor: float = 1.0, *, more: float = 1.0) -> Any:
+    return x * factor * more * with_attribute.scale  # type: ignore[attr-defined]
+
+
+def in_order(x: Any) -> Any:
+    for value in ORDERED.values():
+        x = x * value + 1
+    return x
+
+
+def reads_pair(x: Any) -> Any:
+    def second(x: Any) -> Any:
+        return x * PAIR.second
+
+    return second(x) * PAIR.first
+
+
+with_attribute.scale = 1.0  # type: ignore[attr-defined]
+ORDERED, PAIR, ZERO = {"a": 2.0, "b": 3.0}, types.SimpleNamespace(first=1.0, second=1.0), 0.0
+DERIVED, DICT = Derived(), Table(a=2.0)
 SPECIAL, SLOTTED = Special(), Slotted()
 PARTIAL = functools.partial(lambda x, y: x * y * FACTOR, 2.0)
 
@@ -124,7 +165,8 @@ def set_factor() -> None:
     globals()["FACTOR"] = FACTOR + 1
 
 
-WEIGHT, TANH, HOOKS = ramp(3), genesis.nn.Tanh(), list[Any]()
+GELU = genesis.nn.functional.gelu
+WEIGHT, CHAIN, TANH, HOOKS = ramp(3), Chain(), genesis.nn.Tanh(), list[Any]()
 
 CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "a numpy array": (lambda x: x * genesis.tensor(ARRAY), lambda: ARRAY.__setitem__(0, 9)),
@@ -157,6 +199,25 @@ CHANGES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "a partial function": (lambda x: PARTIAL(x), set_factor),
     "a decorator": (decorated, set_factor),
     "map": (lambda x: x * sum(map(lambda i: i * FACTOR, [1.0])), set_factor),  # noqa: C417
+    "an attribute of a function": (with_attribute, lambda: setattr(with_attribute, "scale", 3.0)),
+    "a default": (with_attribute, lambda: setattr(with_attribute, "__defaults__", (5.0,))),
+    "a keyword's default": (with_attribute, lambda: with_attribute.__kwdefaults__.update(more=5.0)),
+    "the order of a dict": (in_order, lambda: ORDERED.update(a=ORDERED.pop("a"))),
+    "an attribute that only an inner function names": (reads_pair, lambda: setattr(PAIR, "second", 5.0)),
+    "a method of a base class": (lambda x: DERIVED.scaled(x), set_factor),
+    "a method that replaces another": (
+        lambda x: DERIVED.scaled(x), lambda: setattr(Derived, "scaled", lambda self, x: x * 9)
+    ),
+    "a method of a dict": (lambda x: DICT.scaled(x), set_factor),
+    "a class in a class": (lambda x: x * Derived.Inner.value, lambda: setattr(Derived.Inner, "value", 5.0)),
+    "an attribute that hides that of a class": (lambda x: x * DERIVED.kind, lambda: setattr(DERIVED, "kind", 5.0)),
+    "an attribute that hides that of a module's class": (CHAIN, lambda: setattr(CHAIN, "table", [6.0])),
+    "a name that hides a builtin": (lambda x: x * abs(-3), lambda: globals().update(abs=lambda v: 9.0)),
+    "a function of the library": (
+        lambda x: genesis.nn.functional.gelu(x), lambda: setattr(genesis.nn.functional, "gelu", lambda x: x * 9)
+    ),
+    "the sign of 0": (lambda x: 1 / (x * ZERO), lambda: globals().update(ZERO=-0.0)),
+    "attrgetter": (lambda x: x * operator.attrgetter("kind")(Base), lambda: setattr(Base, "kind", 3.0)),
     "a tensor's layout": (lambda x: x * WEIGHT, lambda: setattr(WEIGHT, "data", genesis.ones(3, 6).double()[:, 0])),
     "a tensor's requires_grad": (lambda x: x * WEIGHT, WEIGHT.requires_grad_),
     "a hook on all modules": (
@@ -188,6 +249,8 @@ def test_a_change_is_seen(name: str) -> None:
             HOOKS.pop().remove()
         genesis.set_default_dtype(genesis.float32)
         genesis.set_default_device("cpu")
+        genesis.nn.functional.gelu = GELU
+        globals().pop("abs", None)
 
 
 def test_a_hook_that_replaces_another_is_seen() -> None:

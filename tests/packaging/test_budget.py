@@ -26,7 +26,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (6_655, ("genesis/train/",)),
     "data": (6_079, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (3_201, ("genesis/compiler/",)),
+    "compiler": (3_186, ("genesis/compiler/",)),
     "core and nn": (28_160, ("genesis/",)),
     "generation and serving": (
         3_480,
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_374, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_066, ("benchmarks/",)),
-    "tests": (91_803, ("tests/",)),
+    "tests": (91_831, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
