@@ -47,16 +47,16 @@ def test_it_compiles() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("size", "group", "norms", "window"), [
-    (64, 7, False, 0), (64, 16, False, 100), (128, 2, True, 0), (256, 4, True, 512),
+@pytest.mark.parametrize(("size", "group", "norms", "window", "times"), [
+    (64, 7, False, 0, 1), (64, 16, False, 100, 1), (64, 7, False, 0, 9), (128, 2, True, 0, 1), (256, 4, True, 512, 1),
 ])  # fmt: skip
 def test_it_has_the_bits_of_one_warp(
-    size: int, group: int, norms: bool, window: int, monkeypatch: pytest.MonkeyPatch
+    size: int, group: int, norms: bool, window: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache held NaN behind the keys; one row is inactive."""
     if backend_of(CUDA).driver.properties.capability[0] != 9:
         pytest.skip("for GPUs of compute capability 9")
-    rng, lengths = np.random.default_rng(size), np.array([0, 63, 64, 65, 511, 512, 1000, -1])
+    rng, lengths = np.random.default_rng(size), np.tile([0, 63, 64, 65, 511, 512, 1000, -1], times)
 
     def values(*shape: int) -> np.ndarray:
         return rng.normal(size=shape) * np.exp(rng.normal(size=shape))

@@ -34,7 +34,6 @@ from genesis.backend.cuda import COUNTERS, backend_of
 from genesis.backend.cuda.dispatch import allow_tf32, cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels.attention.common import fast_exp2, operand
@@ -373,34 +372,30 @@ def _launch_blocks(
     out: Array, qkv: Array, cache: Array, lengths: Array, *rest: Array | None, scale: float, window: int, eps: float,
     early: bool,
 ) -> None:  # fmt: skip
-    """Launch attention_step_exact.py if all programs run at once, or attention_step_blocks.py. `rest` is as in
-    `attention_step_into`.
-    """
+    """Launch attention_step_exact.py or attention_step_blocks.py. `rest` is as in `attention_step_into`."""
     _, batch, key_heads, capacity, size = cache.shape
     group, pairs, padded = out.shape[1] // key_heads, batch * key_heads, padded_head_dim(size)
     numbers = float_argument(scale / math.log(2), float32), float_argument(eps, float32), cache.strides
     arguments = out, qkv, cache, lengths, *rest, capacity, window or None, *numbers
     heads, overlaps = (key_heads, group, size), (can_overlap(qkv), early)
-    if takes_four_warps(qkv, cache, pairs):
-        stages = min(8, 512 // size)  # 128 KiB
+    if takes_four_warps(qkv, cache):
+        # Blocks in flight: 128 KiB if each program has an SM, otherwise so few that several programs share an SM.
+        stages = 512 // size if pairs <= SMS else max(2, 192 // size)
         bm = max(8, triton.next_power_of_2(group))
         launch(
             attention_step_exact_kernel, pairs, *arguments, HEADS=heads, BM=bm, STAGES=stages, LAUNCH=overlaps,
             num_warps=WARPS.value,
         )  # fmt: skip
         return
-    described = None
-    if cache.dtype is qkv.dtype and is_describable(cache, cache.shape, cache.strides):
-        described = Descriptor(cache, cache.shape, cache.strides, (1, 1, 1, BLOCK, padded))
     launch(
-        attention_step_blocks_kernel, pairs, *arguments, described, TYPE=TRITON[qkv.dtype.name], HEADS=heads,
+        attention_step_blocks_kernel, pairs, *arguments, TYPE=TRITON[qkv.dtype.name], HEADS=heads,
         STAGES=3 if padded <= 128 else 2, TILE=(max(16, triton.next_power_of_2(group)), BLOCK, padded), LAUNCH=overlaps,
-        EXACT=mode.exact, num_warps=1,
+        num_warps=1,
     )  # fmt: skip
 
 
-def takes_four_warps(qkv: Array, cache: Array, pairs: int) -> bool:
-    """Return whether attention_step_exact.py computes a step of `pairs` key heads of all sequences."""
+def takes_four_warps(qkv: Array, cache: Array) -> bool:
+    """Return whether attention_step_exact.py computes a step."""
     return (
         not is_interpreted()
         and cache.dtype is qkv.dtype
@@ -408,6 +403,5 @@ def takes_four_warps(qkv: Array, cache: Array, pairs: int) -> bool:
         and cache.strides[-1] == 1
         and cache.data_ptr() % 16 == qkv.data_ptr() % 16 == 0
         and all(stride % 8 == 0 for stride in cache.strides[:-1])
-        and pairs <= SMS
         and backend_of(qkv.device).driver.properties.capability[0] == 9
     )

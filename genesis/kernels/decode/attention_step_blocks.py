@@ -28,10 +28,8 @@ PREFETCHED = tl.constexpr(512)  # keys that a program prefetches while the previ
 
 @triton.jit
 def block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_key, scale_log2, TYPE: tl.constexpr):
-    """Update the online softmax with a block of keys and values; m_key [BN] marks visible keys, None all."""
-    b_s = tl.dot(b_q, b_k.T, input_precision="ieee")  # [BM, BN]
-    if m_key is not None:
-        b_s = tl.where(m_key[None, :], b_s, -float("inf"))  # [BM, BN]
+    """Update the online softmax with a block of keys and values; m_key [BN] marks visible keys."""
+    b_s = tl.where(m_key[None, :], tl.dot(b_q, b_k.T, input_precision="ieee"), -float("inf"))  # [BM, BN]
     b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)  # [BM]
     b_base = tl.where(b_new_max == -float("inf"), 0.0, b_new_max)  # [BM]
     b_p = fast_exp2(b_s * scale_log2 - b_base[:, None])  # [BM, BN]
@@ -42,17 +40,15 @@ def block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_key, scale_log2, TYPE: tl.c
 
 @triton.jit(do_not_specialize=["capacity", "window"])
 def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_query_weight, p_key_weight, p_active,
-                                 capacity, window, scale_log2, eps, so_cache, d_cache, TYPE: tl.constexpr,
-                                 HEADS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, LAUNCH: tl.constexpr,
-                                 EXACT: tl.constexpr):  # fmt: skip
+                                 capacity, window, scale_log2, eps, so_cache, TYPE: tl.constexpr,
+                                 HEADS: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+                                 LAUNCH: tl.constexpr):  # fmt: skip
     """Compute o [B, Q, D] from qkv [B, Q + 2·K, D] and the keys and values in the cache [2, B, K, S, D].
 
     `attention_step_kernel` documents the other arguments.
 
     Args:
-        d_cache: descriptor of the cache for TMA, which loads all blocks but a sequence's last; None without TMA.
         LAUNCH: whether kernels overlap, and whether overlapping kernels write only qkv.
-        EXACT: normalise and rotate the token's heads as training does under `genesis.exact`.
     """
     KEY_HEADS: tl.constexpr = HEADS[0]
     GROUP: tl.constexpr = HEADS[1]
@@ -88,11 +84,11 @@ def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p
         wait_for_previous(OVERLAP)
     b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
     b_q = prepared_heads(  # [BM, BD]
-        b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, EXACT, tl.float32, SIZE
+        b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, True, tl.float32, SIZE
     )  # fmt: skip
     b_q = operand(b_q, TYPE)  # [BM, BD]
     b_key = prepared_heads(  # [1, BD]
-        b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, EXACT, tl.float32, SIZE
+        b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, True, tl.float32, SIZE
     )  # fmt: skip
     # Store the token's own key and value; the last block of keys includes them.
     o_d = tl.arange(0, BD)  # [BD]
@@ -105,18 +101,7 @@ def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p
     o_n = tl.arange(0, BN)  # [BN]
     b_max = tl.full((BM,), -float("inf"), tl.float32)  # [BM], scaled, in units of log2
     b_sum, b_acc = tl.zeros((BM,), tl.float32), tl.zeros((BM, BD), tl.float32)  # [BM], [BM, BD]
-    begin = low // BN * BN
-    if d_cache is not None:
-        last = length // BN * BN
-        for start in tl.range(begin, last, BN, num_stages=STAGES):
-            b_k = operand(d_cache.load([0, i_row, i_head, start, 0]).reshape(BN, BD), TYPE)  # [BN, BD]
-            b_v = operand(d_cache.load([1, i_row, i_head, start, 0]).reshape(BN, BD), TYPE)  # [BN, BD]
-            m_seen = None
-            if window is not None:
-                m_seen = start + o_n >= low  # [BN]
-            b_max, b_sum, b_acc = block_step(b_q, b_k, b_v, b_max, b_sum, b_acc, m_seen, scale_log2, TYPE)
-        begin = last
-    for start in tl.range(begin, length + 1, BN, num_stages=1 if d_cache is not None else STAGES):
+    for start in tl.range(low // BN * BN, length + 1, BN, num_stages=STAGES):
         m_key = (start + o_n <= length) & (start + o_n >= low)  # [BN]
         o_kv = (start + o_n).to(tl.int64)[:, None] * so_cache[3] + o_d[None, :] * so_cache[4]  # [BN, BD]
         m_kv = (start + o_n <= length)[:, None] & (o_d < SIZE)[None, :]  # [BN, BD]

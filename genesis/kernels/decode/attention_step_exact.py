@@ -1,12 +1,12 @@
-"""Attention of a generation step with few sequences, in the order of the training kernel, by four warps.
+"""Attention of a generation step in the order of the training kernel, by four warps.
 
 Plain reference: genesis/ops/attention_step.py: `attention_step`. attention_step.py launches this kernel.
 
-The operations are those of attention_step_blocks.py, whose single warp takes 7 us for 256 keys (3.4 us here). The
-scores of a block are computed as K·qᵀ, 16 keys per warp, and the output as Vᵀ·pᵀ, 16 columns per warp. Swapped operands
-and more warps do not change the bits of a chain. Every warp holds all weights of a block, and four lanes hold a row of
-them, as in the training kernel, so they are added in the same order. Keys are loaded before the previous kernel
-ends.
+The operations are those of attention_step_blocks.py, whose single warp takes 7 us for 256 keys of a sequence (3.4 us
+here). The scores of a block are computed as K·qᵀ, 16 keys per warp, and the output as Vᵀ·pᵀ, 16 columns per warp.
+Swapped operands and more warps do not change the bits of a chain. Every warp holds all weights of a block, and four
+lanes hold a row of them, as in the training kernel, so they are added in the same order. Keys are loaded before the
+previous kernel ends.
 
 The kernel is written in Gluon, which has no interpreter. Its results are checked on a GPU against
 attention_step_blocks.py.
