@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import tempfile
@@ -43,17 +42,6 @@ COLUMNS = columns(
     same=("same", "count", "Mean number of leading greedy tokens that equal the first side's."),
     error=("error", "text", "Why the side has no figures."),
 )
-
-
-class Answering(Side):
-    """A process that has a model and runs the cases that it receives."""
-
-    def ask(self, case: Job) -> dict[str, Any]:
-        """Send a case and return the answer."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(case) + "\n")
-        self.process.stdin.flush()
-        return self.answer()
 
 
 def cases(chosen: argparse.Namespace) -> list[Job]:
@@ -91,7 +79,7 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
         sides = []
         for module, name, more in named:
             python = chosen.torch if module == "generation_torch" else sys.executable
-            side = stack.enter_context(Answering(python, module, {**job, **more, "side": name}, chosen.limit))
+            side = stack.enter_context(Side(python, module, {**job, **more, "side": name}, chosen.limit))
             try:
                 side.answer()
                 sides.append((name, side))
@@ -108,7 +96,7 @@ def run(size: str, chosen: argparse.Namespace, until: float) -> list[dict[str, A
     return rows
 
 
-def _ask(row: dict[str, Any], side: Answering, case: Job) -> None:
+def _ask(row: dict[str, Any], side: Side, case: Job) -> None:
     try:
         answer = side.ask(case)
     except SideError as error:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from benchmarks.results import columns, rows_table, write_report
 from genesis.backend import as_device
 
 Job = dict[str, Any]
+Row = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLERANCE = 3e-3  # relative, between first losses in bf16: the sides round in different places
@@ -84,12 +85,41 @@ class Side:
                 found: dict[str, Any] = json.loads(line)
                 return found
 
-    def steps(self, count: int) -> dict[str, Any]:
-        """Take `count` steps; return their seconds and the memory."""
+    def send(self, asked: Any) -> None:
+        """Send a line of JSON to the process, such as the number of steps to take."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.write(json.dumps(asked) + "\n")
         self.process.stdin.flush()
+
+    def ask(self, asked: Any) -> dict[str, Any]:
+        """Send a line and return the answer."""
+        self.send(asked)
         return self.answer()
+
+
+def take_turns(opened: Iterable[tuple[Side, Row]], steps: int, rounds: int) -> None:
+    """Let sides take steps in turns. Their rows get the answers, of which lists are joined, or the error."""
+    opened = list(opened)
+    for _ in range(rounds):
+        for side, row in opened:
+            if "error" in row:
+                continue
+            try:
+                answer = side.ask(steps)
+            except SideError as error:
+                row["error"] = str(error)
+                continue
+            row.update({k: row.get(k, []) + v if isinstance(v, list) else v for k, v in answer.items()})
+
+
+def _timed(opened: Any, count: int) -> dict[str, list[Any]]:
+    """Take steps; return the seconds and the result of each."""
+    seconds, counts = [], []
+    for _ in range(count):
+        begun = time.perf_counter()
+        counts.append(opened.step())
+        seconds.append(time.perf_counter() - begun)
+    return {"seconds": seconds, "counts": counts}
 
 
 def serve(opened: Any, job: Job, started: float) -> None:
@@ -104,11 +134,7 @@ def serve(opened: Any, job: Job, started: float) -> None:
     opened.forget_peak()
     print(json.dumps({"loss": losses[0], "warm_s": time.perf_counter() - started}), flush=True)
     for line in sys.stdin:
-        seconds = []
-        for _ in range(int(line)):
-            begun = time.perf_counter()
-            opened.step()
-            seconds.append(time.perf_counter() - begun)
+        seconds = _timed(opened, int(line))["seconds"]
         losses = [*losses, *opened.losses()]
         print(json.dumps({"seconds": seconds, "last_loss": losses[-1], **opened.facts()}), flush=True)
 
@@ -118,16 +144,12 @@ def serve_modes(make: Callable[[Job], Any]) -> None:
     opened: Any = None
     for line in sys.stdin:
         asked = json.loads(line)
-        if "mode" in asked:
+        if isinstance(asked, int):
+            answer = _timed(opened, asked)
+        elif "mode" in asked:
             opened = make(asked)
             tokens = [opened.step() for _ in range(asked["warm_up"])]
             answer = {"loss": opened.loss(), "tokens": tokens[0]}
-        elif "steps" in asked:
-            answer = {"seconds": [], "counts": []}
-            for _ in range(asked["steps"]):
-                begun = time.perf_counter()
-                answer["counts"].append(opened.step())
-                answer["seconds"].append(time.perf_counter() - begun)
         else:
             opened.close()
             answer, opened = {}, None
@@ -173,7 +195,7 @@ def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Time all sides of a case in turns, and return their rows."""
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        opened: list[tuple[Side, dict[str, Any]]] = []
+        opened: list[tuple[Side, Row]] = []
         for module, name, given in sides_of(job, listed(chosen.checkpointing), listed(chosen.recipes)):
             kept = ("size", "kind", "r", "checkpointing")
             given["side"] = name
@@ -187,19 +209,8 @@ def case(job: Job, chosen: argparse.Namespace) -> list[dict[str, Any]]:
                 row["error"] = str(error)
                 side.process.kill()
                 continue
-            row["seconds"] = []
             opened.append((side, row))
-        for _ in range(chosen.rounds):
-            for side, row in opened:
-                if "error" in row:
-                    continue
-                try:
-                    answer = side.steps(chosen.steps)
-                except SideError as error:
-                    row["error"] = str(error)
-                    continue
-                row["seconds"] += answer.pop("seconds")
-                row.update(answer)
+        take_turns(opened, chosen.steps, chosen.rounds)
     for row in rows:
         seconds = row.pop("seconds", None)
         if seconds and "error" not in row:

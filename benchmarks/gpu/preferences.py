@@ -27,7 +27,7 @@ import numpy as np
 
 import genesis_models
 from benchmarks.gpu.lora_genesis import LR, MAX_NORM, prepare
-from benchmarks.gpu.lora_step import Job, Side, SideError, listed, serve_modes
+from benchmarks.gpu.lora_step import Job, Side, SideError, listed, serve_modes, take_turns
 from benchmarks.results import columns, rows_table, write_report
 from genesis import cuda
 from genesis.backend import as_device
@@ -169,40 +169,23 @@ COLUMNS = columns(
 )
 
 
-def ask(side: Side, **asked: Any) -> dict[str, Any]:
-    """Send a line to a side and wait for its answer."""
-    send(side, **asked)
-    return side.answer()
-
-
-def send(side: Side, **asked: Any) -> None:
-    """Send a line to a side."""
-    assert side.process.stdin is not None
-    side.process.stdin.write(json.dumps(asked) + "\n")
-    side.process.stdin.flush()
-
-
 def turns(sides: dict[str, Side], job: Job, modes: dict[str, str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
     """Open a mode on each side, let them take turns, and return a row for each."""
     rows = {name: {"size": job["size"], "kind": job["kind"], "mode": mode} for name, mode in modes.items()}
     for name, mode in modes.items():
-        send(sides[name], **job, mode=mode)
+        sides[name].send({**job, "mode": mode})
     for name in modes:
         try:
-            rows[name] |= {**sides[name].answer(), "rates": [], "seconds": []}
+            rows[name] |= sides[name].answer()
         except SideError as error:
             rows[name]["error"] = str(error)
-    for _ in range(chosen.rounds):
-        for name, row in rows.items():
-            if "error" not in row:
-                answer = ask(sides[name], steps=chosen.steps)
-                row["rates"] += [n / s for n, s in zip(answer["counts"], answer["seconds"], strict=True)]
-                row["seconds"] += answer["seconds"]
+    take_turns([(sides[name], row) for name, row in rows.items()], chosen.steps, chosen.rounds)
     for name, row in rows.items():
         if "error" not in row:
-            row["tokens_per_second"] = statistics.median(row.pop("rates"))
-            row["step"] = statistics.median(row.pop("seconds"))
-            ask(sides[name], close=True)
+            counts, seconds = row.pop("counts"), row.pop("seconds")
+            row["tokens_per_second"] = statistics.median(n / s for n, s in zip(counts, seconds, strict=True))
+            row["step"] = statistics.median(seconds)
+            sides[name].ask({})
         print(json.dumps(row), flush=True)
     return list(rows.values())
 

@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "models and commands": (9_712, ("models/", "cli/", "configs/")),
     "docstrings": (15_374, ()),
     "comments": (2_280, ()),
-    "benchmarks": (4_066, ("benchmarks/",)),
+    "benchmarks": (4_036, ("benchmarks/",)),
     "tests": (91_831, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
