@@ -171,6 +171,17 @@ def test_programs_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_equal(logits, settings, top_k)
 
 
+@pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
+def test_programs_of_whole_rows(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """As more rows have. Top-p leaves out none of the tokens from the bins, those below 2^-16, or those below 2^-8."""
+    monkeypatch.setattr(kernels, "FEW_ROWS", 0)
+    logits = (np.random.default_rng(15).standard_normal((4, 2 * V)) * scale).astype(np.float32)
+    for top_p in (0.5, 0.9, 0.999):
+        assert_equal(
+            logits, [(1, top_p, 0, 1), (0.5, top_p, 0, 1), (2, top_p, 0.01, 1), (1, top_p, 0, 1)], [0, 0, 0, 1500]
+        )
+
+
 def test_a_draw_and_its_sums_repeat_to_the_bit() -> None:
     logits = (np.random.default_rng(6).standard_normal((4, V)) * 2).astype(np.float32)
     first = drawn(logits, (1.5, 0.97, 0, 1), [0, 0, 60, 1500])[:2]

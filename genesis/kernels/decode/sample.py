@@ -11,8 +11,8 @@ Kernels read the settings of each row on the device, so one graph works for all 
 skips 2 and needs no candidates: it chooses a chunk, then a token of the chunk. No row is sorted completely.
 
 A token differs from the reference's only if the draw is within rounding of the border between two tokens. The rounding
-is at most 2^-26 of u, because weights below 2^-44 of the likeliest token's are left out; 2^-20 in the order of the ids,
-whose weights are float32. With penalties, which are rounded to float32, it is 1e-6 · the largest |score| / temperature.
+is at most 2^-20 of u, because weights are float32. With penalties, which are rounded to float32, it is
+1e-6 · the largest |score| / temperature.
 
 Tiles: T ids of a chunk in groups of G; BINS bins; N candidates; B rows.
 """
@@ -58,11 +58,13 @@ from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
 PROGRAMS = 264  # programs of a launch: two per SM of an H100 or H200
+FEW_ROWS = 32  # rows up to which several programs share a row
 FIELDS = 6  # of a chunk: greatest and least score, mark of bad logits, sum of weights, greatest logit, sum of exp
 FEW = tl.constexpr(512)  # enough candidates for most rows
 MANY = tl.constexpr(2048)  # the most candidates that are sorted; `bisected` handles more
 PREFIX = tl.constexpr(1024)  # the largest top-k with which all remaining tokens become candidates, whatever they weigh
 NOWHERE = tl.constexpr(-9)  # not a bin
+SOME = tl.constexpr(2.0**-8)  # tokens below this weight, or its square, are left out of bins if top-p drops them
 MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the largest int64
 
 
@@ -110,6 +112,23 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
             tl.store(p_likely + row, tl.zeros((), tl.int64))
 
 
+@triton.jit
+def nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_p, LOAD: tl.constexpr,
+                  T: tl.constexpr):  # fmt: skip
+    """Return a weight such that tokens of at least this weight surely have the share `top_p` of a row's weights."""
+    b_few, b_many, b_all = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)  # [T]
+    for first in range(0, vocabulary, T):
+        i = first + tl.arange(0, T)  # [T]
+        m = i < vocabulary  # [T]
+        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
+        weight = weights_of(scores_of(x, p_seen, start + i, m, penalty), top, scale)  # [T]
+        b_all += weight
+        b_few += tl.where(weight >= SOME, weight, 0.0)
+        b_many += tl.where(weight >= SOME * SOME, weight, 0.0)
+    wanted = converted(top_p, tl.float32) * tl.sum(b_all, 0) * (1 + 2.0**-16)
+    return tl.where(tl.sum(b_few, 0) > wanted, SOME, tl.where(tl.sum(b_many, 0) > wanted, SOME * SOME, 0.0))
+
+
 @triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
 def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
                LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
@@ -122,28 +141,34 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     if is_binned(temperature, top_p, min_p, most, vocabulary, G):
-        top, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+        top, is_finite, floor, per_bin, scale = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
         if is_finite:
             p = p_tables + row * 2 * BINS
             has_masses = (most == vocabulary) | (most > PREFIX)
             # Tokens of at least this weight are added to the bins. Without top-p, tokens that min-p drops do not count;
             # 2 drops all, because no weight exceeds 1.
             least = tl.where(has_masses, tl.where(top_p < 1, 0.0, min_p), 2.0)
-            likely = tl.zeros((T,), tl.int64)
+            if (top_p < 1) & (most == vocabulary) & (tiles >= chunks):
+                start = row * vocabulary
+                least = nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_p, LOAD, T)
+            likely, rest = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)
             for chunk in range(first, tl.minimum(first + tiles, chunks)):
                 i = chunk * T + tl.arange(0, T)  # [T]
                 m = i < vocabulary
                 at = row * vocabulary + i
                 score = scores_of(converted(tl.load(p_logits + at, mask=m, other=0), LOAD), p_seen, at, m, penalty)
-                m = m & (converted(score, tl.float64) >= floor)  # [T]
+                m = m & (score >= floor)  # [T]
                 i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
                 if most < vocabulary:
                     tl.atomic_add(p + i_bin, tl.full((T,), 1, tl.int64), mask=m, sem="relaxed")
                 if has_masses | (min_p > 0):
-                    weight = weights_of(score, top, rate)  # [T]
+                    weight = weights_of(score, top, scale)  # [T]
                     mass = masses_of(weight, UNIT)  # [T]
                     likely += tl.where(m & (weight >= min_p), mass, 0)
                     tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0) & (weight >= least), sem="relaxed")
+                    rest += tl.where(m & (weight < least), mass, 0)
+            if (top_p < 1) & (most == vocabulary):  # the last bin has the mass of tokens that top-p drops in any case
+                tl.atomic_add(p + 2 * BINS - 1, tl.sum(rest, 0), sem="relaxed")
             if min_p > 0:
                 tl.atomic_add(p_likely + row, tl.sum(likely, 0), sem="relaxed")
 
@@ -218,7 +243,7 @@ def first_sorted(x, i_n, count):
 
 
 @triton.jit
-def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, scale, top_p, min_p,
              most, is_cut, UNIT: tl.constexpr, N: tl.constexpr):  # fmt: skip
     """Draw a token from at most N candidates.
 
@@ -233,8 +258,8 @@ def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bit
     i_n = tl.arange(0, N)  # [N]
     m = i_n < count  # [N]
     packed = first_sorted(tl.load(p_candidates + i_n, mask=m, other=MOST), i_n, count)  # [N]
-    score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), converted(top, tl.float32))  # [N]
-    weight = weights_of(score, top, rate)  # [N]
+    score = tl.where(m, ordered_back(~(packed >> 32).to(tl.int32)), top)  # [N]
+    weight = weights_of(score, top, scale)  # [N]
     mass = tl.where(m, masses_of(weight, UNIT), 0)  # [N]
     place, cumulated = i_n, tl.cumsum(mass, 0)
     if counts_aside is not None:
@@ -258,23 +283,23 @@ def resolved(p_candidates, count, counts_aside, masses_aside, likely, total, bit
 
 
 @triton.jit
-def drawn_from(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+def drawn_from(p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, scale, top_p, min_p,
                most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT: tl.constexpr,
                LOAD: tl.constexpr):  # fmt: skip
     """Draw a token from any number of candidates; see `resolved` for the arguments."""
     if count <= FEW:
         token = resolved(
-            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, scale, top_p, min_p,
             most, is_cut, UNIT, FEW,
         )  # fmt: skip
     elif count <= MANY:
         token = resolved(
-            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, rate, top_p, min_p,
+            p_candidates, count, counts_aside, masses_aside, likely, total, bits, top, per_bin, scale, top_p, min_p,
             most, is_cut, UNIT, MANY,
         )  # fmt: skip
     else:
         token = bisected(
-            p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, total, bits, top_p, min_p, most, is_cut,
+            p_logits, p_seen, start, vocabulary, penalty, top, floor, scale, total, bits, top_p, min_p, most, is_cut,
             UNIT, LOAD,
         )  # fmt: skip
     return token
@@ -298,7 +323,7 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
 
 @triton.jit
 def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks,
-                   vocabulary, bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr,
+                   vocabulary, bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD: tl.constexpr,
                    UNIT: tl.constexpr, T: tl.constexpr):  # fmt: skip
     """Gather the candidates of some chunks. Return the row's token and True in the row's last program."""
     # Find the bins whose tokens are candidates.
@@ -316,7 +341,7 @@ def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_see
         m = i < vocabulary  # [T]
         x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
         score = scores_of(x, p_seen, start + i, m, penalty)  # [T]
-        m = m & (converted(score, tl.float64) >= floor)  # [T]
+        m = m & (score >= floor)  # [T]
         i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
         m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin)
         slot = tl.atomic_add(p_counters + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")  # [T]
@@ -332,14 +357,14 @@ def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_see
         is_cut = (most <= tl.minimum(PREFIX, vocabulary - 1)) | (most < tl.max(counts, 0))
         token = drawn_from(
             p_candidates, tl.load(p_counters), counts_aside, masses_aside, likely, tl.max(masses, 0), bits, top,
-            per_bin, rate, top_p, min_p, most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
+            per_bin, scale, top_p, min_p, most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
         )  # fmt: skip
     return token, is_last
 
 
 @triton.jit
 def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen, row, groups, vocabulary, bits, top,
-                  floor, per_bin, rate, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
+                  floor, per_bin, scale, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
                   G: tl.constexpr, GROUPS: tl.constexpr):  # fmt: skip
     """Do the work of `draw_from_bins` if top-k leaves few tokens. The first programs share the groups with them."""
     start, token = row * vocabulary, row * 0
@@ -356,7 +381,7 @@ def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen
         is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == workers - 1
         if is_last:
             token = drawn_from(
-                p_candidates, tl.load(p_counters), None, None, None, row * 0, bits, top, per_bin, rate, top_p, min_p,
+                p_candidates, tl.load(p_counters), None, None, None, row * 0, bits, top, per_bin, scale, top_p, min_p,
                 most, most >= 0, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
             )  # fmt: skip
     return token, is_last
@@ -396,7 +421,7 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
     wait_for_previous(OVERLAP)
     first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    top, is_finite, floor, per_bin, rate = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+    top, is_finite, floor, per_bin, scale = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
     token, is_last = row * 0, first == 0
     if is_finite:
         bits = random_bits(p_keys, row)
@@ -412,13 +437,13 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
             groups = chunks * (T // G)
             token, is_last = draw_from_top(
                 p_candidates, p_maxima + row * groups, p_listed + row * groups, p_counters, p_logits, p_seen, row,
-                groups, vocabulary, bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD, UNIT, G,
+                groups, vocabulary, bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD, UNIT, G,
                 CHUNKS * (T // G),
             )  # fmt: skip
         else:
             token, is_last = draw_from_bins(
                 p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks, vocabulary,
-                bits, top, floor, per_bin, rate, top_p, min_p, penalty, most, LOAD, UNIT, T,
+                bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD, UNIT, T,
             )  # fmt: skip
     if is_last:
         store_row(
@@ -432,10 +457,11 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
 
 def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
     """Return the ids per tile, and the tiles per program of the second and third launch. One row is spread over all
-    SMs. With many rows a program has several tiles, because each program first reads the results of its row's chunks.
+    SMs. With many rows a program has a whole row, because each program first reads the results of its row's chunks.
     """
     tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
-    return tile, max(1, triton.cdiv(rows * triton.cdiv(vocabulary, tile), PROGRAMS))
+    chunks = triton.cdiv(vocabulary, tile)
+    return tile, chunks if rows > FEW_ROWS else max(1, triton.cdiv(rows * chunks, PROGRAMS))
 
 
 @cuda_impl("sample")
@@ -462,8 +488,8 @@ def sample_on_device(
     candidates = empty((rows, MANY.value), int64, device)
     sizes = (vocabulary, chunks, rows * chunks)
     common = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile, "G": group}
-    # The weights add up to less than 2^62, and the likeliest token's weight is below 2^44.
-    unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()) - 1)
+    # The weights add up to at most 2^62, and the likeliest token's weight is at most 2^44.
+    unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()))
     drawing = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
     warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
     launch(

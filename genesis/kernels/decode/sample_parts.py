@@ -1,8 +1,8 @@
 """Shared parts of the kernels of `sample`: scores, weights, bins of scores, a row's settings and its random bits.
 
 Scores are float32; wider and penalized logits are rounded. Tokens with equal scores are ordered by id. Weights are
-probabilities relative to the likeliest token's. They are computed in float64 and added as integers, in units of 2^-44,
-so that sums are exact and do not depend on the order of atomics.
+probabilities relative to the likeliest token's, in float32. They are added as integers, in units of 2^-44, so that sums
+are exact and do not depend on the order of atomics.
 
 Bins divide the range of scores into equal parts. The range begins at the greatest score and ends at the score of weight
 2^-44, or at the least score if that is greater. Lower scores have no bin and are not drawn.
@@ -12,7 +12,7 @@ near the k-th greatest of these is a bound that at least k tokens reach. Few oth
 spread over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
 
 A row without top-k, top-p and min-p needs neither bins nor candidates: it draws in the order of the ids, first a chunk
-by the sum of its weights, then a token of the chunk. These weights are float32.
+by the sum of its weights, then a token of the chunk.
 
 If a row has more candidates than fit in a tile, mostly because logits are equal, one program bisects the scores. It
 reads the whole row about twenty times for each bound, which takes milliseconds. Few rows need this.
@@ -31,7 +31,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 BINS = tl.constexpr(2048)
 SPREAD = tl.constexpr(30.498)  # 44 ln 2
 LEAST = tl.constexpr(-3.4028234663852886e38)  # the lowest finite float32
-ENOUGH = tl.constexpr(1e300)  # replaces infinity, whose product with 0 is NaN
+ENOUGH = tl.constexpr(1e38)  # replaces infinity, whose product with 0 is NaN
 
 
 @triton.jit
@@ -59,28 +59,28 @@ def ordered_back(key):
 
 
 @triton.jit
-def weights_of(score, top, rate):
-    return maths.exp((converted(score, tl.float64) - top) * rate)
+def weights_of(score, top, scale):
+    return tl.exp2((score - top) * scale)
 
 
 @triton.jit
 def masses_of(weight, UNIT: tl.constexpr):
-    """Return weights as integers. The likeliest token has UNIT."""
+    """Return weights as integers. The likeliest token has UNIT, a power of 2."""
     return (weight * UNIT + 0.5).to(tl.int64)
 
 
 @triton.jit
 def bin_of(score, top, per_bin):
     """Return the bin of each score. Bin 0 begins at `top`."""
-    return tl.minimum((top - converted(score, tl.float64)) * per_bin, BINS - 1.0).to(tl.int32)
+    return tl.minimum((top - score) * per_bin, BINS - 1.0).to(tl.int32)
 
 
 @triton.jit
 def settings_of(p_settings, p_top_k, row, vocabulary):
-    """Load temperature, top-p, min-p and penalty as float64, and the number of tokens that top-k leaves."""
+    """Load temperature, top-p and penalty as float64, min-p as float32, and the number of tokens that top-k leaves."""
     p = p_settings + row * 4
     temperature, top_p = converted(tl.load(p), tl.float64), converted(tl.load(p + 1), tl.float64)
-    min_p, penalty = converted(tl.load(p + 2), tl.float64), converted(tl.load(p + 3), tl.float64)
+    min_p, penalty = converted(tl.load(p + 2), tl.float32), converted(tl.load(p + 3), tl.float64)
     top_k = tl.load(p_top_k + row).to(tl.int64)
     most = tl.where((top_k > 0) & (top_k < vocabulary), top_k, vocabulary)
     return temperature, top_p, min_p, penalty, most
@@ -89,20 +89,18 @@ def settings_of(p_settings, p_top_k, row, vocabulary):
 @triton.jit
 def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.constexpr):
     """Reduce the results of a row's chunks. Return the greatest score, whether all logits are finite, the score at
-    which the last bin ends, the bins per unit of score, and 1 / temperature.
+    which the last bin ends, the bins per unit of score, and log2(e) / temperature.
     """
     i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
     m_c = i_c < chunks  # [CHUNKS]
     p = p_partials + row * chunks + i_c
-    best = tl.load(p, mask=m_c, other=-float("inf"))  # [CHUNKS]
-    least = tl.min(tl.load(p + fields, mask=m_c, other=float("inf")), 0)
+    top = converted(tl.max(tl.load(p, mask=m_c, other=-float("inf")), 0), tl.float32)
+    least = converted(tl.min(tl.load(p + fields, mask=m_c, other=float("inf")), 0), tl.float32)
     is_finite = tl.max(tl.load(p + 2 * fields, mask=m_c, other=0), 0) == 0
-    top = tl.max(best, 0)
-    floor = tl.maximum(least, top - SPREAD * temperature)
+    floor = tl.maximum(least, top - SPREAD * converted(temperature, tl.float32))
     spread = top - floor
     per_bin = tl.where(spread > 0, tl.minimum(BINS / tl.where(spread > 0, spread, 1.0), ENOUGH), 0.0)
-    rate = tl.where(temperature > 0, tl.minimum(1.0 / tl.where(temperature > 0, temperature, 1.0), ENOUGH), 0.0)
-    return top, is_finite, floor, per_bin, rate
+    return top, is_finite, floor, per_bin, scales_of(temperature)
 
 
 @triton.jit
@@ -243,7 +241,7 @@ T = tl.constexpr(1024)
 
 
 @triton.jit
-def tokens_above(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, key, UNIT: tl.constexpr,
+def tokens_above(p_logits, p_seen, start, vocabulary, penalty, top, floor, scale, key, UNIT: tl.constexpr,
                  LOAD: tl.constexpr):  # fmt: skip
     """Return the number and mass of the tokens with scores above the score of `key`."""
     count, mass = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)  # [T] each
@@ -252,14 +250,14 @@ def tokens_above(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate,
         m = i < vocabulary  # [T]
         x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
         score = scores_of(x, p_seen, start + i, m, penalty)  # [T]
-        m = m & (converted(score, tl.float64) >= floor) & (ordered(score) > key)
+        m = m & (score >= floor) & (ordered(score) > key)
         count += m.to(tl.int64)
-        mass += tl.where(m, masses_of(weights_of(score, top, rate), UNIT), 0)
+        mass += tl.where(m, masses_of(weights_of(score, top, scale), UNIT), 0)
     return tl.sum(count, 0), tl.sum(mass, 0)
 
 
 @triton.jit
-def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, total, bits, top_p, min_p, most, is_cut,
+def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, scale, total, bits, top_p, min_p, most, is_cut,
              UNIT: tl.constexpr, LOAD: tl.constexpr):  # fmt: skip
     """Return the token that the row draws; see `resolved` for the arguments.
 
@@ -267,7 +265,7 @@ def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tot
     top-p, min-p and the draw. The key belongs to the token that exceeds the target, and to its equals.
     """
     kept, target = total, most - 1
-    key = ordered(converted(top, tl.float32)).to(tl.int64)
+    key = ordered(top).to(tl.int64)
     mass, each = total * 0, total * 0
     # Find the bounds of top-k, top-p and min-p, then the key of the drawn token.
     for question in range(4):
@@ -278,23 +276,21 @@ def bisected(p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, tot
             target = least - 1
         if question == 3:
             target = share_of(kept, bits)
-        high = ordered(converted(top, tl.float32)).to(tl.int64)
-        low = tl.where(
-            is_wanted, ordered(converted(floor, tl.float32)).to(tl.int64) - 1, high
-        )  # the floor may be too high
+        high = ordered(top).to(tl.int64)
+        low = tl.where(is_wanted, ordered(floor).to(tl.int64) - 1, high)
         count, mass = total * 0, total * 0
         while low < high:
             middle = (low + high) >> 1
             number, sum_ = tokens_above(
-                p_logits, p_seen, start, vocabulary, penalty, top, floor, rate, middle, UNIT, LOAD
+                p_logits, p_seen, start, vocabulary, penalty, top, floor, scale, middle, UNIT, LOAD
             )
-            next_weight = weights_of(ordered_back((middle + 1).to(tl.int32)), top, rate)
+            next_weight = weights_of(ordered_back((middle + 1).to(tl.int32)), top, scale)
             is_enough = tl.where(question == 0, number, sum_) <= target
             is_enough = tl.where(question == 2, next_weight >= min_p, is_enough)
             low, high = tl.where(is_enough, low, middle + 1), tl.where(is_enough, middle, high)
             count, mass = tl.where(is_enough, number, count), tl.where(is_enough, sum_, mass)
         key = high
-        each = tl.maximum(masses_of(weights_of(ordered_back(key.to(tl.int32)), top, rate), UNIT), 1)
+        each = tl.maximum(masses_of(weights_of(ordered_back(key.to(tl.int32)), top, scale), UNIT), 1)
         if is_wanted:
             if question == 0:
                 kept = mass + (most - count) * each
