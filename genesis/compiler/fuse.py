@@ -8,7 +8,7 @@ result, and the op itself reduces these. Two groups are merged where a call read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,6 +171,9 @@ def start(call: Call) -> Group | None:
     return group if numel(shape) and group.add(call) else None
 
 
+Unit = Group | Call  # what runs as one step
+
+
 class Fusion:
     """The groups of a graph, found in one pass over its calls.
 
@@ -181,7 +184,7 @@ class Fusion:
 
     def __init__(self, graph: Graph, is_point: Callable[[Call], bool], reductions: bool) -> None:
         self.graph = graph
-        self.unit: dict[Call, Group | Call] = {}
+        self.unit: dict[Call, Unit] = {}
         self.made_by = {v: call for call in graph.calls for v in call.outputs}
         self.order = {call: i for i, call in enumerate(graph.calls)}
         for call in graph.calls:
@@ -189,17 +192,12 @@ class Fusion:
             self.unit[call] = self._place(call) if fusible else call
         self._join_readers()
 
-    def _place(self, call: Call) -> Group | Call:
+    def _place(self, call: Call) -> Unit:
         """Merge the groups from which a call reads with the call, as far as possible; return its group."""
         mine = start(call)
         if mine is None:
             return call
-        neighbours: list[Group] = []
-        for v in call.reads:
-            producer = self.made_by.get(v)
-            unit = self.unit.get(producer) if producer is not None else None
-            if isinstance(unit, Group) and unit not in neighbours:
-                neighbours.append(unit)
+        neighbours = [unit for unit in self._before((call,)) if isinstance(unit, Group)]
         joined: Group | None = None
         for group in sorted(neighbours, key=lambda g: -numel(g.space)):
             if joined is None:
@@ -236,51 +234,36 @@ class Fusion:
             self.unit[each] = new
         return new
 
+    def _before(self, calls: Iterable[Call]) -> list[Unit]:
+        """The units that compute what these calls read."""
+        makers = (self.made_by.get(v) for call in calls for v in call.reads)
+        return list(dict.fromkeys(self.unit[maker] for maker in makers if maker in self.unit))
+
     def _has_cycle(self, groups: tuple[Group, ...], *calls: Call) -> bool:
-        """Whether a path leads from these groups through other calls back into them or into `calls`."""
-        inside = {c for g in groups for c in g.calls} | set(calls)
-        stack: list[Call] = []
-        for c in inside:
-            stack += [p for v in c.reads if (p := self.made_by.get(v)) is not None and p not in inside]
-        seen: set[Call] = set()
+        """Whether a path leads from these groups through other units back into them or into `calls`."""
+        seen: set[Unit] = set(groups)
+        stack = [u for u in self._before((*calls, *(c for g in groups for c in g.calls))) if u not in seen]
         while stack:
-            c = stack.pop()
-            if c in seen:
-                continue
-            seen.add(c)
-            unit = self.unit.get(c, c)
-            for member in unit.calls if isinstance(unit, Group) else (c,):
-                seen.add(member)
-                for v in member.reads:
-                    p = self.made_by.get(v)
-                    if p in inside:
-                        return True
-                    if p is not None:
-                        stack.append(p)
+            unit = stack.pop()
+            if unit in groups:
+                return True
+            if unit not in seen:
+                seen.add(unit)
+                stack += [u for u in self._before(unit.calls) if u is not unit]
         return False
 
-    def ordered(self) -> list[Group | Call]:
+    def ordered(self) -> list[Unit]:
         """Return groups and single calls, each after those that it reads from."""
-        order: list[Group | Call] = []
-        done: set[int] = set()
-
-        for call in self.graph.calls:
-            stack: list[tuple[Group | Call, bool]] = [(self.unit[call], False)]
+        order: dict[Unit, None] = {}
+        for last in self.unit.values():
+            stack = [last]
             while stack:
-                unit, is_ready = stack.pop()
-                if id(unit) in done:
-                    continue
-                if is_ready:
-                    done.add(id(unit))
-                    order.append(unit)
-                    continue
-                stack.append((unit, True))
-                for member in unit.calls if isinstance(unit, Group) else (unit,):
-                    for v in member.reads:
-                        p = self.made_by.get(v)
-                        if p is not None and self.unit[p] is not unit and id(self.unit[p]) not in done:
-                            stack.append((self.unit[p], False))
-        return order
+                missing = [u for u in self._before(stack[-1].calls) if u is not stack[-1] and u not in order]
+                if missing:
+                    stack += missing
+                else:
+                    order[stack.pop()] = None
+        return list(order)
 
 
 def is_reduction(call: Call) -> bool:

@@ -64,6 +64,16 @@ class Call:
     outputs: tuple[Value, ...] = ()
 
     @property
+    def calls(self) -> tuple[Call]:
+        """The call itself, as a group of calls."""
+        return (self,)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the call draws random numbers."""
+        return "seed" in self.attrs and "offset" in self.attrs
+
+    @property
     def reads(self) -> list[Value]:
         """The roots that the call reads."""
         return [x.root for x in self.inputs if isinstance(x, Value)]

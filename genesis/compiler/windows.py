@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from genesis.compiler.graph import Call, Graph, Value
-from genesis.compiler.program import is_random
 from genesis.op import Op
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides
 
@@ -159,7 +158,7 @@ class Windows:
         call = self.made_by.get(x)
         if call is None or depth == 0 or x in self.kept or call.op.name in ("place", "choose", "deposit", "overwrite"):
             return None
-        return call if call.op.elementwise and not is_random(call) and self.is_point(call) else None
+        return call if call.op.elementwise and not call.is_random and self.is_point(call) else None
 
     def _again(self, key: Any, x: Value, depth: int, shape: Shape, operand: Callable[[Value], Value]) -> Value | None:
         """Compute a value again in another shape, from other operands. None if that is impossible."""

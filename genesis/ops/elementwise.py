@@ -484,7 +484,7 @@ def sigmoid_values(x: Any, out: np.ndarray | None = None) -> Any:
     y = np.multiply(x, -1.0, out=out)
     y = np.exp(y, out=out)
     y = np.add(y, 1, out=out)
-    return np.reciprocal(y, out=out)
+    return np.divide(1, y, out=out)  # np.reciprocal takes 1.7 times as long
 
 
 def _sign(x: Any, out: np.ndarray | None = None) -> Any:
