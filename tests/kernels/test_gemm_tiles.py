@@ -136,6 +136,30 @@ def test_operands_are_copied_to_aligned_rows_where_that_is_profitable() -> None:
         assert all("b" in each.tile.copies or each.tile.swapped for each in found)
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "columns"),
+    [
+        (1024, 576, 576, 0),
+        (4096, 576, 1536, 128),
+        (8192, 896, 896, 128),
+        (8192, 896, 4864, 256),
+        (8192, 2048, 8192, 256),
+    ],
+)
+def test_a_residual_is_added_by_the_kernel_that_the_model_prefers(m: int, n: int, k: int, columns: int) -> None:
+    p = problem("half", "nt", m, n, k)._replace(reads=True, residual=True, is_specializable=True)
+    tile = choose(p, 132, HOPPER)
+    assert tile.specialized == (columns > 0) and (not columns or tile.bn == columns)
+    assert not choose(p._replace(is_specializable=False), 132, HOPPER).specialized
+
+
+def test_a_residual_makes_each_further_round_of_small_tiles_slower() -> None:
+    p, tile = problem("half", "nt", 8192, 896, 896)._replace(reads=True), GemmTile(128, 128, 64, 4, 4)
+    assert time_of(p._replace(residual=True), tile) > time_of(p, tile) + 10  # 448 tiles: three rounds after the first
+    one_round = p._replace(m=2048)
+    assert time_of(one_round._replace(residual=True), tile) == time_of(one_round, tile)
+
+
 def test_scales_keep_the_order_of_the_operands() -> None:
     p = problem("half", "nt", 16, 4864, 896)._replace(is_swappable=False)
     assert not any(each.tile.swapped for each in ranked(p, 132, HOPPER))

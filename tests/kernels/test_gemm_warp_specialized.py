@@ -245,23 +245,16 @@ def close(found: Array, wanted: Array, units: float = 1) -> None:
     assert excess.max() <= 0, f"{(excess > 0).sum()} elements are over by up to {excess.max()}"
 
 
-def test_small_tiles_add_residuals_where_wide_ones_waste_columns() -> None:
-    with collecting(Hopper):
-        x, widths = empty((8192, 64), bfloat16, CUDA), (576, 640, 896, 960, 1152, 1536, 2048)
-        tiles = {n: warp_specialized._tile_of(x, n, warp_specialized.RESIDUAL) for n in widths}
-    assert [n for n in widths if tiles[n] is warp_specialized.SHORT_TILE] == [576, 640, 1152]
-
-
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("dtype", [bfloat16, float16], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [*SHAPES, (8191, 576, 576)])
-def test_a_residual_is_added(m: int, n: int, k: int, dtype: DType) -> None:
+@pytest.mark.parametrize(("m", "n", "k", "columns"), [*((*s, 256) for s in SHAPES), (8191, 576, 576, 128)])
+def test_a_residual_is_added(m: int, n: int, k: int, columns: int, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     x, weight, residual = random(rng, dtype, m, k), random(rng, dtype, n, k), random(rng, dtype, m, n)
     product, out = empty((m, n), dtype, CUDA), poisoned(dtype, m, n)
     linalg.matmul_into(product, x, weight, transpose_b=True)
-    assert warp_specialized.ws_residual_into(out, x, weight, residual)
+    assert warp_specialized.ws_residual_into(out, x, weight, residual, columns=columns)
     wanted = (product.numpy().astype(np.float32) + residual.numpy().astype(np.float32)).astype(dtype.numpy)
     np.testing.assert_array_equal(out.numpy(), wanted)
 

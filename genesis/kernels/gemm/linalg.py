@@ -50,7 +50,7 @@ from genesis.kernels.gemm.tiles import (
     schedule_of,
     unaligned_tile,
 )
-from genesis.kernels.gemm.warp_specialized import ws_residual_into, ws_scaled_into
+from genesis.kernels.gemm.warp_specialized import can_add_residual, ws_residual_into, ws_scaled_into
 from genesis.ops.elementwise import add, cast, copy
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides
@@ -295,17 +295,29 @@ def _dot_type(dtype: DType) -> Any:
 
 
 def _launch_warp_specialized(p: Gemm, e: Epilogue) -> bool:
-    """Launch a warp-specialized kernel for a K-major weight. Return False if it lacks the epilogue or is slower."""
-    is_scaled = e.scales is not None and e.flags & ~gemm.DEQUANT.value == 0
-    if not (e.is_early or is_scaled) or p.matrices != 1 or p.a.column != 1 or p.b.row != 1 or p.o.column != 1:
+    """Launch a warp-specialized kernel for scaled operands. Return False if it lacks the epilogue or is slower."""
+    is_scaled = e.flags & ~gemm.DEQUANT.value == 0
+    if e.scales is None or not (e.is_early or is_scaled) or not _has_weight(p):
         return False
-    x, weight = p.a.matrix(p.m, p.k), p.b.transposed.matrix(p.n, p.k)
+    out, x, weight = _with_weight(p)
     if is_scaled:
-        return p.o.row == p.n and ws_scaled_into(p.o.matrix(p.m, p.n), x, weight, *e.scales)
-    if e.scales is not None and not e.scales.of_columns:
-        return False
-    out, residual = (y.view((p.m, p.n), (p.n, 1), y.offset) for y in (p.o.array, e.residual))
-    return ws_residual_into(out, x, weight, residual, e.scales and e.scales.array)
+        return ws_scaled_into(out, x, weight, *e.scales)
+    return e.scales.of_columns and ws_residual_into(out, x, weight, _residual(p, e), e.scales.array)
+
+
+def _has_weight(p: Gemm) -> bool:
+    """Return whether the GEMM is x·weightᵀ with contiguous rows of all operands, and out is contiguous."""
+    return p.matrices == 1 and p.a.column == p.b.row == p.o.column == 1 and p.o.row == p.n
+
+
+def _with_weight(p: Gemm) -> tuple[Array, Array, Array]:
+    """Return out, x and the weight."""
+    return p.o.matrix(p.m, p.n), p.a.matrix(p.m, p.k), p.b.transposed.matrix(p.n, p.k)
+
+
+def _residual(p: Gemm, e: Epilogue) -> Array:
+    assert e.residual is not None
+    return e.residual.view((p.m, p.n), (p.n, 1), e.residual.offset)
 
 
 def _launch_tf32_rs(p: Gemm, e: Epilogue) -> bool:
@@ -381,6 +393,10 @@ def _launch_tma(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | None) ->
     if not tile.by_tma:
         _launch_pointers(p, e, one_chain, tile)
         return True
+    if tile.specialized:
+        is_launched = ws_residual_into(*_with_weight(p), _residual(p, e), columns=tile.bn)
+        assert is_launched, (p, tile)
+        return True
     # Adding a residual separately is faster than in a large tile's epilogue.
     if e.is_early and not tile.is_single and kind == "half":
         _launch_tma(p, e._replace(residual=None), one_chain, tile)
@@ -404,10 +420,12 @@ def _regions(p: Gemm) -> tuple[TmaRegion | None, TmaRegion | None]:
 
 def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Problem:
     item = p.a.array.dtype.itemsize
+    is_specializable = kind == "half" and e.is_early and _has_weight(p)
     return Problem(
         kind, "nt"[a.transposed] + "nt"[b.transposed], p.m, p.n, p.k, p.matrices, item, p.o.array.dtype.itemsize,
         (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None,
-        all(x.shape[-1] * item % 16 == 0 for x in (a, b)),
+        all(x.shape[-1] * item % 16 == 0 for x in (a, b)), e.is_early,
+        is_specializable and can_add_residual(*_with_weight(p), _residual(p, e)),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ class GemmTile(NamedTuple):
     ctas_per_sm: int = 1  # programs per SM; one's epilogue overlaps the other's main loop
     copies: str = ""  # operands, in the tile's order, copied to aligned rows first; float32 becomes K-major
     by_tma: bool = True  # whether TMA loads tiles; otherwise each thread copies 16 bytes at a time
+    specialized: bool = False  # whether warp_specialized.py computes them and adds the residual
 
     @property
     def is_single(self) -> bool:
@@ -47,6 +48,8 @@ class Problem(NamedTuple):
     reads: bool = False  # whether the epilogue reads as much as it stores
     is_swappable: bool = True
     has_vectors: bool = True  # whether threads can load 16 bytes of both operands at a time
+    residual: bool = False  # whether the epilogue only adds a residual
+    is_specializable: bool = False  # whether warp_specialized.py can add it
 
     @property
     def swapped(self) -> Problem:
@@ -122,6 +125,9 @@ SECTORS = 2.2  # the same factor for copies by threads, whatever the alignment
 THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 2.2, 0.86, 60e3  # like `LAUNCH` and so on, for copies by threads
 REDUCE, FMA_REDUCE, PART_BYTES = 2.0, 1.1, 4e6  # the kernel that adds parts, of float32; storing and adding them
 COPY, COPY_BYTES, TRANSPOSED_BYTES = 0.9, 2.15e6, 1.5e6  # copying an operand; transposing it
+RESTART_BYTES = 15.6e3  # an SM's residuals and results, where they do not overlap a main loop
+# Warp-specialized tiles with a residual: the start of the kernel, and a tile's time besides its steps, by its columns.
+WS_START, WS_TILES = 0.8, {256: 4.0, 128: 1.6}
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
@@ -199,6 +205,12 @@ def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iter
             tile = t._replace(copies=copies, split=split)
             schedule = schedule_of(count, steps, programs, split, t.by_tma)
             yield Candidate(predicted(q, tile, schedule, sm_count), tile, schedule)
+    for columns, us in WS_TILES.items() if p.is_specializable else ():
+        tile = GemmTile(128, columns, 64, 8, 3 if columns == 256 else 5, specialized=True)
+        count, steps = -(-p.m // 128) * -(-p.n // columns), -(-p.k // 64)
+        step = _overlapped(_cycles(p, tile) / CYCLES, (128 + columns) * 128 * sm_count / L2_BYTES)
+        time = WS_START + -(-count // sm_count) * (steps * step + us)
+        yield Candidate(time, tile, schedule_of(count, steps, sm_count, 1))
 
 
 def explained(p: Problem, found: list[Candidate]) -> Iterator[str]:
@@ -212,7 +224,7 @@ def explained(p: Problem, found: list[Candidate]) -> Iterator[str]:
         parts = f"{s.split} of the last {s.leftover} tiles" if s.split > 1 else "1"
         yield (
             f"{us:8.1f} us   {size:15} {t.warps:5}  {t.stages:6}  {t.ctas_per_sm:11}  {order:8} "
-            f"{'TMA' if t.by_tma else 'threads':8} {t.copies or '-':6}  "
+            f"{'special' if t.specialized else 'TMA' if t.by_tma else 'threads':8} {t.copies or '-':6}  "
             f"{s.full + s.leftover:5}  {parts}"
         )
 
@@ -272,6 +284,12 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     time = (LAUNCH if t.by_tma or not p.has_tma else THREAD_LAUNCH) + _overlapped(time, nbytes / DRAM_BYTES)
     if s.split > 1:
         time += (REDUCE if p.has_tma else FMA_REDUCE) + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
+    if p.residual:
+        if t.is_single:  # a residual that is not loaded before the main loop is waited for, too
+            waited = -(-s.full // (sm_count * per_sm)) - (s.split == 1)
+            time += waited * per_sm * t.bm * t.bn * 2 * p.out / RESTART_BYTES
+        elif p.kind == "half":  # added by another kernel
+            time += LAUNCH + 3 * p.matrices * p.m * p.n * p.out / DRAM_BYTES
     for x, size, is_transposed in zip("ab", sizes, (p.layout[0] == "t", p.layout[1] == "n"), strict=True):
         speed = TRANSPOSED_BYTES if is_transposed and p.kind == "tf32" else COPY_BYTES
         time += (COPY + size * p.item / speed) * (x in t.copies)

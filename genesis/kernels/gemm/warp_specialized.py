@@ -450,32 +450,25 @@ WIDE_TILE = WsTile(128, 256, 3, 4, 168)
 NARROW_TILE = WsTile(128, 128, 5, 4, 168)  # for promoted sums, which need twice the registers
 SHORT_TILE = WsTile(128, 128, 5, 8, 144)  # for main loops that are shorter than an epilogue with four warps
 SHORT_TERMS = 640  # largest K of 2-byte operands for which that holds
-SHORT_COST = 1.1  # time per column of SHORT_TILE, relative to WIDE_TILE, if main loops are longer
 
 
-def _tile_of(x: Array, n: int, form: gl.constexpr) -> WsTile:
+def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
     is_fp8 = x.dtype is float8_e4m3fn
     if form is SWIGLU_BACKWARD and (is_fp8 or x.shape[1] <= SHORT_TERMS):
         return SHORT_TILE
-    if form is RESIDUAL and not is_fp8:  # widths such as 576 waste a part of wide tiles, and of the last round
-        sm_count = backend_of(x.device).driver.properties.sm_count
-        columns = {t: triton.cdiv(_count(x, n, t), sm_count) * t.bn for t in (WIDE_TILE, SHORT_TILE)}
-        return SHORT_TILE if columns[SHORT_TILE] * SHORT_COST < columns[WIDE_TILE] else WIDE_TILE
     return NARROW_TILE if is_fp8 and x.shape[1] > MAX_IMPRECISE else WIDE_TILE
 
 
-def _count(x: Array, columns: int, t: WsTile) -> int:
-    return triton.cdiv(x.shape[0], t.bm) * triton.cdiv(columns, t.bn)
-
-
-def _tiles(x: Array, n: int, form: gl.constexpr) -> int:
-    """Return the number of tiles for x's rows and n columns if this kernel is the fastest, otherwise 0."""
+def _tiles(x: Array, n: int, form: gl.constexpr, tile: WsTile | None = None) -> int:
+    """Return the number of tiles for x's rows and n columns, or 0 if this kernel does not support them, or unless a
+    tile is given, is not the fastest.
+    """
     if (x.dtype.itemsize != 2 and x.dtype is not float8_e4m3fn) or x.ndim != 2 or not x.size or is_interpreted():
         return 0
-    t, properties = _tile_of(x, n, form), backend_of(x.device).driver.properties
-    tiles = _count(x, n * t.bn // _out_columns(t, form), t)
+    t, properties = tile or _tile_of(x, form), backend_of(x.device).driver.properties
+    tiles = triton.cdiv(x.shape[0], t.bm) * triton.cdiv(n, _out_columns(t, form))
     fits = properties.capability[0] == 9 and tiles < 1 << 21 and x.shape[0] * 2 * n < 1 << 31
-    return tiles if fits and tiles >= ROUNDS * properties.sm_count else 0
+    return tiles if fits and (tile or tiles >= ROUNDS * properties.sm_count) else 0
 
 
 def _out_columns(t: WsTile, form: gl.constexpr) -> int:
@@ -497,10 +490,10 @@ def _are_describable(*arrays: Array) -> bool:
 def _launch(
     form: gl.constexpr, x: Array, w: Array, n: int, tiles: int, out: Array, *, transposed: bool,
     h: Array | None = None, read: Array | None = None, parts: tuple[Array, Array] | None = None,
-    scales: Array | None = None,
+    scales: Array | None = None, tile: WsTile | None = None,
 ) -> None:  # fmt: skip
     """Launch `gemm_ws`. `read` is the residual, or gate and up to read; `parts` are gate and up to store."""
-    (m, k), t, bk = x.shape, _tile_of(x, n, form), BYTES.value // x.dtype.itemsize
+    (m, k), t, bk = x.shape, tile or _tile_of(x, form), BYTES.value // x.dtype.itemsize
     gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
     launch(
         gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), tma_tiles(x, t.bm, bk),
@@ -511,7 +504,14 @@ def _launch(
     )  # fmt: skip
 
 
-def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scales: Array | None = None) -> bool:
+def can_add_residual(out: Array, x: Array, weight: Array, residual: Array) -> bool:
+    """Return whether `ws_residual_into` supports these 2-byte operands, in tiles of any size."""
+    return _tiles(x, weight.shape[0], RESIDUAL, SHORT_TILE) > 0 and _are_describable(x, weight, out, residual)
+
+
+def ws_residual_into(
+    out: Array, x: Array, weight: Array, residual: Array, scales: Array | None = None, columns: int = 0
+) -> bool:
     """Write out = x·weightᵀ + residual. The GEMM's result is rounded before the addition.
 
     Args:
@@ -519,14 +519,16 @@ def ws_residual_into(out: Array, x: Array, weight: Array, residual: Array, scale
         x: `[m, k]`.
         weight: `[n, k]`.
         scales: scales of quantized operands, of rows, then of columns, `[m + n]`.
+        columns: columns of a tile, 256 or 128, that are known to be the fastest; 0 if that is not known.
 
     Returns:
         False, without launching, where this kernel is slower or TMA cannot address the operands.
     """
-    tiles = _tiles(x, weight.shape[0], RESIDUAL)
+    n, tile = weight.shape[0], {0: None, WIDE_TILE.bn: WIDE_TILE, SHORT_TILE.bn: SHORT_TILE}[columns]
+    tiles = _tiles(x, n, RESIDUAL, tile)
     if not tiles or not _are_describable(x, weight, out, residual) or not _holds_unscaled_sums(out, scales):
         return False
-    _launch(RESIDUAL, x, weight, weight.shape[0], tiles, out, transposed=True, read=residual, scales=scales)
+    _launch(RESIDUAL, x, weight, n, tiles, out, transposed=True, read=residual, scales=scales, tile=tile)
     return True
 
 
