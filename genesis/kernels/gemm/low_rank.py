@@ -25,7 +25,7 @@ from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_in
 from genesis.kernels.norm.norm import sum_partials
 from genesis.kernels.pointwise.elementwise import fill
 from genesis.kernels.pointwise.random import dropout
-from genesis.ops.elementwise import add, cast, copy, div, mul
+from genesis.ops.elementwise import add, cast, copy, div, maximum, mul, sqrt
 from genesis.ops.linalg import mixed_matmul, transposed
 from genesis.ops.low_rank import LowRank, Operands, Pair, split_layers
 from genesis.ops.reduce import sum_to_shape
@@ -216,14 +216,6 @@ LARGEST_RANK = 128  # limited by registers, which hold A·Aᵀ
 
 
 @triton.jit
-def store_factors(p_c, p_norm, m, total, i_n, n):
-    """Store norm = √total and c = m / norm of rows i_n."""
-    norm = tl.sqrt(tl.maximum(total, 0))  # [BM]; rounding may make the total negative
-    tl.store(p_norm + i_n, norm, mask=i_n < n)
-    tl.store(p_c + i_n, converted(converted(m, total.dtype) / norm, p_c.dtype.element_ty), mask=i_n < n)
-
-
-@triton.jit
 def dora_factors_kernel(p_c, p_norm, p_m0, p_m1, p_m2, p_s0, p_s1, p_s2, p_w0, p_w1, p_w2, p_a0, p_a1, p_a2, p_b0, p_b1,
                         p_b2, k, r, scale, starts, stops, DOT: tl.constexpr, INT64: tl.constexpr,
                         TILE: tl.constexpr):  # fmt: skip
@@ -259,15 +251,10 @@ def dora_factors_kernel(p_c, p_norm, p_m0, p_m1, p_m2, p_s0, p_s1, p_s2, p_w0, p
         b_cross = tl.dot(b_w, b_a.T, b_cross, input_precision=DOT[1])  # [BM, R]
         b_gram = tl.dot(b_a, b_a.T, b_gram, input_precision=DOT[1])  # [R, R]
     b_change = 2 * b_cross + scale * tl.dot(b_b, b_gram, input_precision="ieee")  # [BM, R]
-    store_factors(p_c, p_norm, m, squares + scale * tl.sum(b_change * b_b, 1), i_c, stop)
-
-
-@triton.jit
-def dora_quotient_kernel(p_c, p_norm, p_m, p_total, n, BM: tl.constexpr):
-    """Store the norms and factors of BM rows, given the squares of the norms."""
-    i_n = tl.program_id(0) * BM + tl.arange(0, BM)  # [BM]
-    m, total = tl.load(p_m + i_n, mask=i_n < n, other=0), tl.load(p_total + i_n, mask=i_n < n, other=0)
-    store_factors(p_c, p_norm, m, total, i_n, n)
+    total = squares + scale * tl.sum(b_change * b_b, 1)  # [BM]; rounding may make it negative
+    norm = tl.sqrt(tl.maximum(total, 0))  # [BM]
+    tl.store(p_norm + i_c, norm, mask=i_c < stop)
+    tl.store(p_c + i_c, converted(converted(m, tl.float32) / norm, p_c.dtype.element_ty), mask=i_c < stop)
 
 
 @cuda_impl("dora_factors")
@@ -339,7 +326,8 @@ def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
     change = add(mul(cross, 2.0), mul(mixed_matmul(wide, gram, dtype=kind), scale))
     total = mul(sum_to_shape(mul(change, wide), shape=(b.shape[0], 1)), scale)
     total = add(total.view(squares.shape, (1,)), cast(squares, dtype=kind))
-    launch(dora_quotient_kernel, triton.cdiv(b.shape[0], 256), c, norm, m, total, b.shape[0], BM=256)
+    sqrt(maximum(total, 0.0), out=norm)
+    copy(cast(div(cast(m, dtype=kind), norm), dtype=c.dtype), out=c)
 
 
 # --- Scaled columns and rows ------------------------------------------------------------------------------------------
