@@ -354,10 +354,8 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
         return False
     sm_count = backend_of(p.o.array.device).driver.properties.sm_count
     t = few_columns_tile(p.matrices, p.m, p.n, p.k, p.a.column == 1, sm_count)
-    tiles = p.matrices * triton.cdiv(p.m, t.bm)
-    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), 1, t.split, is_persistent=False)
-    partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
-    wide, matrices = _needs_int64(p), _matrices(p, tiles)
+    tiles, s, partial, matrices = _divided(p, t)
+    wide = _needs_int64(p)
     launch(
         gemm_few_columns, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
         p.batches, p.a[1:], p.b[1:], p.out_strides, (s.split, s.steps_per_split), EPILOGUE=e.flags, INT64=wide,
@@ -462,9 +460,8 @@ def _with_copies(p: Gemm, names: str) -> Gemm:
 def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRegion, sm_count: int) -> None:
     """Launch `gemm_tma`, and `gemm_reduce_splits` if tiles are split along k."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
-    tiles, programs = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn), sm_count * t.ctas_per_sm
-    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), programs, t.split)
-    partial = empty((s.leftover * s.split * t.bm * t.bn,), float32, out.device) if s.split > 1 else None
+    programs = sm_count * t.ctas_per_sm
+    tiles, s, partial, matrices = _divided(p, t, programs)
     o = _tma_region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if s.full else None
     if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # TMA would write past the end of such rows
         o = None
@@ -473,7 +470,7 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
     columns = t.bn // epilogue_slices(t, out.dtype.itemsize, e.reads and not one_tile)
     programs = backend_of(out.device).persistent_programs(t.ctas_per_sm)
     grid = tiles if one_tile else min(programs, s.full + s.leftover * s.split)
-    so, matrices = p.out_strides, _matrices(p, tiles)
+    so = p.out_strides
     wide = needs_int64((p.matrices, p.m, p.n), so)
     flags, operands = _epilogue_by_tma(e, o, t.bm, columns)
     launch(
@@ -546,11 +543,8 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
         layout = "tn" if p.a.row == 1 < p.a.column else "nn"
         q = Problem(kind, layout, p.m, p.n, p.k, p.matrices, dtype.itemsize, p.o.array.dtype.itemsize)
         t = tile or choose(q, properties.sm_count, properties.shared_memory, one_chain)
-    so = p.out_strides
-    tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
-    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), 1, t.split, is_persistent=False)
-    partial = empty((tiles * s.split * t.bm * t.bn,), float32, p.o.array.device) if s.split > 1 else None
-    wide, matrices = _needs_int64(p), _matrices(p, tiles)
+    tiles, s, partial, matrices = _divided(p, t)
+    so, wide = p.out_strides, _needs_int64(p)
     precision = "tf32" if dtype is float32 and allow_tf32 else FLOAT32
     vectors = _vectors(p.a, p.batches, p.m, p.k, "mk"), _vectors(p.b, p.batches, p.k, p.n, "kn")
     launch(
@@ -583,6 +577,14 @@ def _launch_reduce_splits(
         s.full, s.split, EPILOGUE=e.flags, INT64=wide, BM=t.bm, BN=t.bn, MATRICES=matrices, ROWS=rows,
         MANY=many,
     )  # fmt: skip
+
+
+def _divided(p: Gemm, t: GemmTile, programs: int = 0) -> tuple[int, Schedule, Array | None, str]:
+    """Return the number of tiles, their division among persistent programs, if any, partial sums, and MATRICES."""
+    tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
+    s = schedule_of(tiles, triton.cdiv(p.k, t.bk), max(programs, 1), t.split, is_persistent=programs > 0)
+    elements = s.leftover * s.split * t.bm * t.bn
+    return tiles, s, empty((elements,), float32, p.o.array.device) if s.split > 1 else None, _matrices(p, tiles)
 
 
 def _launch_rank1(p: Gemm, e: Epilogue) -> None:

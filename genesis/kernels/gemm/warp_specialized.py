@@ -459,16 +459,21 @@ def _tile_of(x: Array, form: gl.constexpr) -> WsTile:
     return NARROW_TILE if is_fp8 and x.shape[1] > MAX_IMPRECISE else WIDE_TILE
 
 
-def _tiles(x: Array, n: int, form: gl.constexpr, tile: WsTile | None = None) -> int:
-    """Return the number of tiles for x's rows and n columns, or 0 if this kernel does not support them, or unless a
-    tile is given, is not the fastest.
+def _tiles(
+    x: Array, n: int, form: gl.constexpr, *others: Array, scales: Array | None = None, tile: WsTile | None = None
+) -> int:
+    """Return the number of tiles for x's rows and n columns, or 0 if the kernel does not support the operands, of which
+    out is the first, or is not the fastest, as it is with a given tile.
     """
     if (x.dtype.itemsize != 2 and x.dtype is not float8_e4m3fn) or x.ndim != 2 or not x.size or is_interpreted():
         return 0
     t, properties = tile or _tile_of(x, form), backend_of(x.device).driver.properties
     tiles = triton.cdiv(x.shape[0], t.bm) * triton.cdiv(n, _out_columns(t, form))
     fits = properties.capability[0] == 9 and tiles < 1 << 21 and x.shape[0] * 2 * n < 1 << 31
-    return tiles if fits and (tile or tiles >= ROUNDS * properties.sm_count) else 0
+    if not fits or (tile is None and tiles < ROUNDS * properties.sm_count):
+        return 0
+    holds_sums = scales is None or others[0].dtype is bfloat16  # which are not scaled yet
+    return tiles if holds_sums and all(is_describable(a, a.shape, a.strides) for a in (x, *others)) else 0
 
 
 def _out_columns(t: WsTile, form: gl.constexpr) -> int:
@@ -481,10 +486,6 @@ def tma_tiles(a: Array, rows: int, columns: int, tf32: bool = False) -> Descript
     kind = {"bfloat16": gl.bfloat16, "float16": gl.float16, "float8_e4m3fn": gl.float8e4nv, "float32": gl.float32}
     layout = gl.NVMMASharedLayout.get_default_for([rows, columns], kind[a.dtype.name])
     return Descriptor(a, a.shape, a.strides, (rows, columns), tf32, layout=repr(layout))
-
-
-def _are_describable(*arrays: Array) -> bool:
-    return all(is_describable(a, a.shape, a.strides) for a in arrays)
 
 
 def _launch(
@@ -506,7 +507,7 @@ def _launch(
 
 def can_add_residual(out: Array, x: Array, weight: Array, residual: Array) -> bool:
     """Return whether `ws_residual_into` supports these 2-byte operands, in tiles of any size."""
-    return _tiles(x, weight.shape[0], RESIDUAL, SHORT_TILE) > 0 and _are_describable(x, weight, out, residual)
+    return _tiles(x, weight.shape[0], RESIDUAL, out, weight, residual, tile=SHORT_TILE) > 0
 
 
 def ws_residual_into(
@@ -525,8 +526,7 @@ def ws_residual_into(
         False, without launching, where this kernel is slower or TMA cannot address the operands.
     """
     n, tile = weight.shape[0], {0: None, WIDE_TILE.bn: WIDE_TILE, SHORT_TILE.bn: SHORT_TILE}[columns]
-    tiles = _tiles(x, n, RESIDUAL, tile)
-    if not tiles or not _are_describable(x, weight, out, residual) or not _holds_unscaled_sums(out, scales):
+    if not (tiles := _tiles(x, n, RESIDUAL, out, weight, residual, scales=scales, tile=tile)):
         return False
     _launch(RESIDUAL, x, weight, n, tiles, out, transposed=True, read=residual, scales=scales, tile=tile)
     return True
@@ -537,15 +537,10 @@ def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_column
     Scales are of rows, then of columns if `of_columns` is set.
     """
     form, n = SCALED if of_columns else SCALED_ROWS, weight.shape[0]
-    tiles = _tiles(x, n, form) if x.shape[1] > MAX_IMPRECISE else 0
-    if not tiles or not _are_describable(x, weight, out) or not _holds_unscaled_sums(out, scales):
+    if x.shape[1] <= MAX_IMPRECISE or not (tiles := _tiles(x, n, form, out, weight, scales=scales)):
         return False
     _launch(form, x, weight, n, tiles, out, transposed=True, scales=scales)
     return True
-
-
-def _holds_unscaled_sums(out: Array, scales: Array | None) -> bool:
-    return scales is None or out.dtype is bfloat16
 
 
 def is_for_swiglu(x: Array, n: int) -> bool:
@@ -558,9 +553,8 @@ def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Ar
     then of columns, multiply the rounded product: scales of quantized operands, or DoRA's factors.
     """
     n = h.shape[1]
-    tiles = _tiles(x, n, SWIGLU)
     parts = tuple(gate_up.view((gate_up.shape[0], n), (2 * n, 1), gate_up.offset + i * n) for i in range(2))
-    if not tiles or not _are_describable(x, weight, h, *parts) or not _holds_unscaled_sums(h, scales):
+    if not (tiles := _tiles(x, n, SWIGLU, h, weight, *parts, scales=scales)):
         return False
     if scales is not None:
         _launch(SWIGLU, x, weight, n, tiles, gate_up, transposed=True, h=h, scales=scales)
@@ -582,9 +576,8 @@ def ws_swiglu_backward_into(
         scales: scales of quantized operands, of the rows, `[m]`.
     """
     n = weight.shape[scales is None]
-    tiles = _tiles(g, n, SWIGLU_BACKWARD)
-    describable = _are_describable(g, weight, d, gate_up, *([] if h is None else [h]))
-    if not tiles or not describable or not _holds_unscaled_sums(d, scales):
+    others = (d, weight, gate_up) if h is None else (d, weight, gate_up, h)
+    if not (tiles := _tiles(g, n, SWIGLU_BACKWARD, *others, scales=scales)):
         return False
     _launch(SWIGLU_BACKWARD, g, weight, n, tiles, d, transposed=scales is not None, h=h, read=gate_up, scales=scales)
     return True
