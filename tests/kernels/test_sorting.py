@@ -165,7 +165,7 @@ def test_last_writes_stay_by_radix_order(radix_only: None) -> None:
     assert np.array_equal(found.numpy(), expected)
 
 
-def test_more_index_arrays_than_a_kernel_reads() -> None:
+def test_six_index_arrays() -> None:
     rng = np.random.default_rng(7)
     x = rng.standard_normal((2, 3, 2, 3, 2, 2))
     indices = [rng.integers(-n, n, 9) for n in x.shape]

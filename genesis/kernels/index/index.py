@@ -40,55 +40,37 @@ from genesis.kernels.pointwise.elementwise import copy, fill, scalar_argument
 from genesis.ops.index import placed
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
-MAX_ARRAYS = 4  # the most index arrays that one kernel reads
-
-
 # --- From indices to offsets ------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def index_offset(p_i, p_fault, n, m, sizes, strides, extent, step, site, NEGATIVE: tl.constexpr):
-    """Return the offsets of an index array at positions n [T], and which of them are in range. Report the others."""
-    i = tl.load(p_i + offsets(n, sizes, strides), mask=m, other=0).to(tl.int64)  # [T]
-    j = tl.where(i < 0, i + extent, i) if NEGATIVE else i  # [T]
-    good = (j >= 0) & (j < extent)  # [T]
-    report_fault(p_fault, site, i, m & (good == 0))
-    return j * step, good
-
-
-@triton.jit
-def index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE: tl.constexpr):
-    """Return the sum of `index_offset` over up to four index arrays, and which positions are in range for all."""
-    o, good = index_offset(p_0, p_fault, n, m, sizes, strides[0], extents[0], steps[0], sites[0], NEGATIVE)
-    if p_1 is not None:
-        o_1, g_1 = index_offset(p_1, p_fault, n, m, sizes, strides[1], extents[1], steps[1], sites[1], NEGATIVE)
-        o, good = o + o_1, good & g_1
-    if p_2 is not None:
-        o_2, g_2 = index_offset(p_2, p_fault, n, m, sizes, strides[2], extents[2], steps[2], sites[2], NEGATIVE)
-        o, good = o + o_2, good & g_2
-    if p_3 is not None:
-        o_3, g_3 = index_offset(p_3, p_fault, n, m, sizes, strides[3], extents[3], steps[3], sites[3], NEGATIVE)
-        o, good = o + o_3, good & g_3
+def index_offsets(indices, sizes, strides, extents, steps, sites, p_fault, n, m, NEGATIVE: tl.constexpr):
+    """Return the sum of the index arrays' offsets at positions n [T], and which are in range. Report the others."""
+    o, good = n.to(tl.int64) * 0, m  # [T] each
+    for k in tl.static_range(len(indices)):
+        i = tl.load(indices[k] + offsets(n, sizes, strides[k]), mask=m, other=0).to(tl.int64)  # [T]
+        j = tl.where(i < 0, i + extents[k], i) if NEGATIVE else i  # [T]
+        inside = (j >= 0) & (j < extents[k])  # [T]
+        report_fault(p_fault, sites[k], i, m & (inside == 0))
+        o += j * steps[k]
+        good = good & inside
     return o, good
 
 
 @triton.jit(do_not_specialize=["sites"])
-def index_keys_kernel(p_keys, p_0, p_1, p_2, p_3, p_fault, count, span, sizes, strides, extents, steps, sites,
-                      MORE: tl.constexpr, NEGATIVE: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Store keys[n] = (with MORE: +=) the offset of position n, or `span` if an index is out of range."""
+def index_keys_kernel(p_keys, indices, sizes, strides, extents, steps, sites, p_fault, count, span,
+                      NEGATIVE: tl.constexpr, T: tl.constexpr):  # fmt: skip
+    """Store keys[n] = the offset of position n, or `span` if an index is out of range."""
     n = tl.program_id(0).to(tl.int64) * T + tl.arange(0, T)  # [T]
     m = n < count  # [T]
-    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m, sizes, strides, extents, steps, sites, NEGATIVE)
-    if MORE:
-        before = tl.load(p_keys + n, mask=m, other=0).to(tl.int64)  # [T]
-        o, good = o + before, good & (before < span)
+    o, good = index_offsets(indices, sizes, strides, extents, steps, sites, p_fault, n, m, NEGATIVE)  # [T] each
     tl.store(p_keys + n, tl.where(good, o, span).to(p_keys.dtype.element_ty), mask=m)
 
 
 @triton.jit(do_not_specialize=["sites"])
-def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, sizes, strides, extents, steps, sites,
-                  outer, s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr,
-                  INT64: tl.constexpr, OVERLAP: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
+def gather_kernel(p_o, p_x, indices, sizes, strides, extents, steps, sites, p_fault, rows, count, width, outer,
+                  s_outer, inner, s_inner, NEGATIVE: tl.constexpr, OUTER: tl.constexpr, INT64: tl.constexpr,
+                  OVERLAP: tl.constexpr, R: tl.constexpr, C: tl.constexpr):  # fmt: skip
     """Store out[outer, n, inner] = x[outer, indices at n, inner], or 0 if an index is out of range."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
@@ -100,7 +82,7 @@ def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, siz
     c = c * C + tl.arange(0, C)  # [C]
     m_r = r < rows  # [R]
     n = r % count if OUTER else r  # [R]
-    o, good = index_offsets(p_0, p_1, p_2, p_3, p_fault, n, m_r, sizes, strides, extents, steps, sites, NEGATIVE)  # [R]
+    o, good = index_offsets(indices, sizes, strides, extents, steps, sites, p_fault, n, m_r, NEGATIVE)  # [R] each
     if OUTER:
         o += offsets(r // count, outer, s_outer)
     m = m_r[:, None] & (c < width)[None, :]  # [R, C]
@@ -109,9 +91,9 @@ def gather_kernel(p_o, p_x, p_0, p_1, p_2, p_3, p_fault, rows, count, width, siz
 
 
 class IndexArrays(NamedTuple):
-    """Index arrays that broadcast to one shape of positions, as kernels take them. Tuples have four entries each."""
+    """Index arrays that broadcast to one shape of positions. All fields but the last are arguments of kernels."""
 
-    arrays: tuple[Array | None, ...]  # the index arrays, then None
+    arrays: tuple[Array, ...]
     sizes: Shape  # the shape of the positions, at least one dimension
     strides: tuple[Shape, ...]  # strides of each array over `sizes`
     extents: Shape  # sizes of the indexed dimensions
@@ -125,47 +107,17 @@ class IndexArrays(NamedTuple):
         return numel(self.sizes)
 
 
-def _index_arrays(
-    op: str, indices: tuple[Array, ...], shape: Shape, extents: Shape, steps: Shape, names: Shape, negative: bool
-) -> IndexArrays:
-    sizes = shape or (1,)
-    broadcast = [broadcast_strides(i.shape, i.strides, shape) or (0,) for i in indices]
-    sites = [faults.site(op, d, n, -n if negative else 0) for d, n in zip(names, extents, strict=True)]
-    unused = MAX_ARRAYS - len(indices)
-    return IndexArrays(
-        (*indices, *(None,) * unused), sizes, (*broadcast, *((0,),) * unused), (*extents, *(0,) * unused),
-        (*steps, *(0,) * unused), (*sites, *(0,) * unused), negative,
-    )  # fmt: skip
-
-
 def index_arrays(
-    op: str,
-    indices: tuple[Array, ...],
-    extents: Shape,
-    steps: Shape,
-    names: Shape | None = None,
-    negative: bool = True,
+    op: str, indices: tuple[Array, ...], extents: Shape, steps: Shape, names: Shape | None = None, negative: bool = True
 ) -> IndexArrays:
-    """Return index arrays, which broadcast to one shape, as kernels take them. More than four are first added up to one
-    array of offsets. `extents` and `steps` are the indexed dimensions' sizes and strides, `names` their numbers in
-    errors.
+    """Return index arrays, which broadcast to one shape, as kernels take them. `extents` and `steps` are the indexed
+    dimensions' sizes and strides, `names` their numbers in errors.
     """
-    names = tuple(range(len(indices))) if names is None else names
     shape = broadcast_shapes(*(i.shape for i in indices))
-    if len(indices) <= MAX_ARRAYS:
-        return _index_arrays(op, indices, shape, extents, steps, names, negative)
-    span = _span(extents, steps)
-    keys = empty(shape, index_type(span + 1), indices[0].device)
-    for first in range(0, len(indices), MAX_ARRAYS):
-        part = slice(first, first + MAX_ARRAYS)
-        _write_keys(
-            keys,
-            _index_arrays(op, indices[part], shape, extents[part], steps[part], names[part], negative),
-            span,
-            first > 0,
-        )
-    single = _index_arrays(op, (keys,), shape, (span,), (1,), (0,), False)
-    return single._replace(sites=(0,) * MAX_ARRAYS)  # `_write_keys` has reported faults
+    strides = tuple(broadcast_strides(i.shape, i.strides, shape) or (0,) for i in indices)
+    names = tuple(range(len(indices))) if names is None else names
+    sites = tuple(faults.site(op, d, n, -n if negative else 0) for d, n in zip(names, extents, strict=True))
+    return IndexArrays(indices, shape or (1,), strides, extents, steps, sites, negative)
 
 
 def _span(extents: Shape, steps: Shape) -> int:
@@ -173,19 +125,13 @@ def _span(extents: Shape, steps: Shape) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(extents, steps, strict=True) if n > 1)
 
 
-def _write_keys(keys: Array, index: IndexArrays, span: int, more: bool = False) -> None:
-    launch(
-        index_keys_kernel, triton.cdiv(index.count, 256), keys, *index.arrays, faults.flag(keys.device), index.count,
-        span, index.sizes, index.strides, index.extents, index.steps, index.sites, MORE=more, NEGATIVE=index.negative,
-        T=256, num_warps=4,
-    )  # fmt: skip
-
-
 def index_keys(index: IndexArrays, span: int) -> Array:
     """Return the offset of each position, `[1, N]`, with `span` where an index is out of range."""
-    device = next(a for a in index.arrays if a is not None).device
-    keys = empty((1, index.count), index_type(span + 1), device)
-    _write_keys(keys, index, span)
+    keys = empty((1, index.count), index_type(span + 1), index.arrays[0].device)
+    launch(
+        index_keys_kernel, triton.cdiv(index.count, 256), keys, *index[:-1], faults.flag(keys.device), index.count,
+        span, NEGATIVE=index.negative, T=256, num_warps=4,
+    )  # fmt: skip
     return keys
 
 
@@ -216,10 +162,10 @@ def gather(out: Array, x: Array, index: IndexArrays, outer: tuple[Shape, Shape],
         or needs_int64(inner_rows.row_sizes, inner_rows.target_strides)
     )
     launch(
-        gather_kernel, triton.cdiv(rows, r) * triton.cdiv(width, c), out, x, *index.arrays, faults.flag(x.device),
-        rows, count, width, index.sizes, index.strides, index.extents, index.steps, index.sites, outer_rows.row_sizes,
-        outer_rows.target_strides, inner_rows.row_sizes, inner_rows.target_strides, NEGATIVE=index.negative,
-        OUTER=rows != count, INT64=wide, OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
+        gather_kernel, triton.cdiv(rows, r) * triton.cdiv(width, c), out, x, *index[:-1], faults.flag(x.device),
+        rows, count, width, outer_rows.row_sizes, outer_rows.target_strides, inner_rows.row_sizes,
+        inner_rows.target_strides, NEGATIVE=index.negative, OUTER=rows != count, INT64=wide,
+        OVERLAP=rows <= FEW_ROWS and can_overlap(x), R=r, C=c, num_warps=warps,
     )  # fmt: skip
 
 
