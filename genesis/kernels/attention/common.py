@@ -143,9 +143,9 @@ def inverse_rope(b_left, b_right, p_cos, p_sin, o, m):
 
 
 @triton.jit
-def store_rows_inverse_rope(p_x, b_x, p_cos, p_sin, i_batch, i_head, start, rows, rope_stride, sx, ROWS: tl.constexpr,
-                            BD: tl.constexpr, row_of: tl.constexpr = _identity):  # fmt: skip
-    """Apply the inverse RoPE, then store the rows as `store_rows` does. Heads must have exactly BD columns.
+def store_gradient(p_x, b_x, p_cos, p_sin, rope_stride, i_batch, i_head, start, rows, head_dim, sx, ROWS: tl.constexpr,
+                   BD: tl.constexpr, row_of: tl.constexpr = _identity):  # fmt: skip
+    """Store rows as `store_rows` does, through the inverse RoPE if p_cos is given. Heads then have exactly BD columns.
 
     In the layout of a dot's result one thread holds both columns of a pair. The halves are stored separately, so the
     tile changes its layout only once, as in any store.
@@ -153,16 +153,20 @@ def store_rows_inverse_rope(p_x, b_x, p_cos, p_sin, i_batch, i_head, start, rows
     Args:
         rope_stride: elements between the cos (and sin) of two sequences; 0 if they share them.
     """
-    HALF: tl.constexpr = BD // 2
-    o_row, o_pair = row_of(tl.arange(0, ROWS)), tl.arange(0, HALF)  # [ROWS], [HALF]
-    m_row = (o_row < rows - start)[:, None]  # [ROWS, 1]
-    o_rope = i_batch.to(tl.int64) * rope_stride + start.to(tl.int64) * HALF + (o_row[:, None] * HALF + o_pair[None, :])
-    b_left, b_right = tl.split(b_x.reshape(ROWS, 2, HALF).permute(0, 2, 1))  # [ROWS, HALF] each
-    b_left, b_right = inverse_rope(b_left, b_right, p_cos, p_sin, o_rope, m_row)  # [ROWS, HALF] each
-    p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
-    p_left = p_x + o_row[:, None] * sx[1] + o_pair[None, :]  # [ROWS, HALF]
-    tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m_row)
-    tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m_row)
+    if p_cos is None:
+        store_rows(p_x, b_x, i_batch, i_head, start, rows, head_dim, sx, ROWS, BD, row_of)
+    else:
+        HALF: tl.constexpr = BD // 2
+        o_row, o_pair = row_of(tl.arange(0, ROWS)), tl.arange(0, HALF)  # [ROWS], [HALF]
+        m_row = (o_row < rows - start)[:, None]  # [ROWS, 1]
+        o_rope = i_batch.to(tl.int64) * rope_stride + start.to(tl.int64) * HALF
+        o_rope = o_rope + (o_row[:, None] * HALF + o_pair[None, :])  # [ROWS, HALF]
+        b_left, b_right = tl.split(b_x.reshape(ROWS, 2, HALF).permute(0, 2, 1))  # [ROWS, HALF] each
+        b_left, b_right = inverse_rope(b_left, b_right, p_cos, p_sin, o_rope, m_row)  # [ROWS, HALF] each
+        p_x += i_batch.to(tl.int64) * sx[0] + i_head.to(tl.int64) * sx[2] + start.to(tl.int64) * sx[1]
+        p_left = p_x + o_row[:, None] * sx[1] + o_pair[None, :]  # [ROWS, HALF]
+        tl.store(p_left, converted(b_left, p_x.dtype.element_ty), mask=m_row)
+        tl.store(p_left + HALF, converted(b_right, p_x.dtype.element_ty), mask=m_row)
 
 
 @triton.jit

@@ -30,8 +30,8 @@ from genesis.kernels.attention.common import (
     merge_ranges,
     opaque,
     operand,
+    store_gradient,
     store_rows,
-    store_rows_inverse_rope,
     unchained,
     visible_end,
     visible_key_blocks,
@@ -240,12 +240,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
             b_p = tl.where(m_visible, b_p, 0.0)
         b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)  # [BM, BN]
         b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
-    if p_cos is None:
-        store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD)
-    else:
-        store_rows_inverse_rope(
-            p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, start, tokens, rope_stride, sd, BM, BD
-        )  # fmt: skip
+    store_gradient(p_dq, b_dq * scale, p_cos, p_sin, rope_stride, i_batch, i_head, start, tokens, head_dim, sd, BM, BD)
 
 
 # --- dK and dV --------------------------------------------------------------------------------------------------------
@@ -383,12 +378,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
         b_dk, b_dv = b_dk.T, b_dv.T
     i_part = i_split * batches + i_batch
     store_rows(p_dv, b_dv, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
-    if p_cos is None:
-        store_rows(p_dk, b_dk * scale, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
-    else:
-        store_rows_inverse_rope(
-            p_dk, b_dk * scale, p_cos, p_sin, i_part, i_head, start_n, keys, rope_stride, sd, BN, BD
-        )  # fmt: skip
+    store_gradient(p_dk, b_dk * scale, p_cos, p_sin, rope_stride, i_part, i_head, start_n, keys, head_dim, sd, BN, BD)
 
 
 @triton.jit

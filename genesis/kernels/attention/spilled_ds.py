@@ -23,8 +23,7 @@ from genesis.kernels.attention.common import (
     first_visible_key,
     load_rows,
     operand,
-    store_rows,
-    store_rows_inverse_rope,
+    store_gradient,
     visible_key_blocks,
 )
 from genesis.kernels.elements import converted
@@ -223,9 +222,7 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
             b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, True, TMA, TYPE, BM)
             b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]
             b_dq = tl.dot(b_ds.T, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
-    if p_cos is None:
-        store_rows(p_dq, b_dq * scale, i_batch, i_head, start, tokens, head_dim, sd, BM, BD, permuted_column)
-    else:
-        store_rows_inverse_rope(
-            p_dq, b_dq * scale, p_cos, p_sin, i_batch, i_head, start, tokens, rope_stride, sd, BM, BD, permuted_column
-        )
+    store_gradient(
+        p_dq, b_dq * scale, p_cos, p_sin, rope_stride, i_batch, i_head, start, tokens, head_dim, sd, BM, BD,
+        permuted_column,
+    )  # fmt: skip
