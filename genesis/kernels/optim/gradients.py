@@ -32,6 +32,22 @@ FINAL = 8192  # partial sums that the last program loads at a time
 
 
 @triton.jit
+def accumulated(acc, x, ORDER: tl.constexpr):
+    """Return acc + x, or for ORDER 0 the larger one, or NaN."""
+    return tl.where((x > acc) | (x != x), x, acc) if ORDER == 0 else acc + x
+
+
+@triton.jit
+def total_of(acc, ORDER: tl.constexpr):
+    """Return the sum of a tile, or for ORDER 0 its largest element, or NaN."""
+    if ORDER == 0:
+        bad = tl.max((acc != acc).to(tl.int32), 0)
+        return tl.where(bad > 0, float("nan"), tl.max(tl.where(acc == acc, acc, 0.0), 0))
+    else:
+        return tl.sum(acc, 0)
+
+
+@triton.jit
 def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.constexpr,
                INT64: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Store the sum of |x|^order over this program's span.
@@ -46,19 +62,13 @@ def power_sums(p_o, p_x, n, sizes, sx, order, ORDER: tl.constexpr, WORK: tl.cons
         i = start + at + tl.arange(0, BLOCK)  # [BLOCK]
         x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=i < n, other=0), WORK)  # [BLOCK]
         if ORDER == 2:
-            acc += x * x
-        elif ORDER == 0:
-            x = tl.abs(x)
-            acc = tl.where((x > acc) | (x != x), x, acc)  # [BLOCK]
+            x = x * x
         else:
-            acc += tl.where(i < n, maths.power(tl.abs(x), tl.full(x.shape, order, WORK)), 0.0)
-    wide = acc.to(tl.float64)  # [BLOCK]
-    if ORDER == 0:
-        bad = tl.max((wide != wide).to(tl.int32), 0)
-        result = tl.where(bad > 0, float("nan"), tl.max(tl.where(wide == wide, wide, 0.0), 0))
-    else:
-        result = tl.sum(wide, 0)
-    tl.store(p_o + i_program, result)
+            x = tl.abs(x)
+            if ORDER == 1:
+                x = tl.where(i < n, maths.power(x, tl.full(x.shape, order, WORK)), 0.0)
+        acc = accumulated(acc, x, ORDER)
+    tl.store(p_o + i_program, total_of(acc.to(tl.float64), ORDER))
 
 
 @triton.jit
@@ -68,12 +78,11 @@ def whole_norm(p_parts, count, order, ORDER: tl.constexpr, BLOCK: tl.constexpr):
     for at in range(0, count, BLOCK):
         i = at + tl.arange(0, BLOCK)  # [BLOCK]
         x = tl.load(p_parts + i, mask=i < count, other=0)  # [BLOCK]
-        acc = tl.where((x > acc) | (x != x), x, acc) if ORDER == 0 else acc + x  # [BLOCK]
+        acc = accumulated(acc, x, ORDER)
+    y = total_of(acc, ORDER)
     if ORDER == 0:
-        bad = tl.max((acc != acc).to(tl.int32), 0)
-        return tl.where(bad > 0, float("nan"), tl.max(tl.where(acc == acc, acc, 0.0), 0))
+        return y
     else:
-        y = tl.sum(acc, 0)
         return maths.root(y) if ORDER == 2 else maths.power(y, 1 / exact(order))
 
 
@@ -83,27 +92,13 @@ def norm_kernel(p_o, p_parts, count, order, ORDER: tl.constexpr, BLOCK: tl.const
 
 
 @triton.jit
-def factor_kernel(p_report, p_loss, p_parts, count, stride, limit, HAS_LIMIT: tl.constexpr,
+def factor_kernel(p_report, p_losses, p_parts, losses, count, stride, limit, HAS_LIMIT: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
-    """Store loss, norm, factor and mark, computed from the loss and the partial sums of squares."""
+    """Store loss, norm, factor and mark, from losses, which are added in order, and from partial sums of squares."""
     norm = converted(whole_norm(p_parts, count, 2.0, 2, BLOCK), tl.float32)
-    loss = converted(tl.load(p_loss), tl.float32)
-    store_report(p_report, loss, norm, stride, limit, HAS_LIMIT)
-
-
-@triton.jit
-def factor_of_ranks_kernel(p_report, p_figures, losses, count, stride, limit, HAS_LIMIT: tl.constexpr,
-                           BLOCK: tl.constexpr):  # fmt: skip
-    """Store the same from float64 `p_figures`: losses, which are added in order in float32, then the partial sums."""
-    norm = converted(whole_norm(p_figures + losses, count, 2.0, 2, BLOCK), tl.float32)
-    loss = converted(tl.load(p_figures), tl.float32)
+    loss = converted(tl.load(p_losses), tl.float32)
     for i in range(1, losses):
-        loss += converted(tl.load(p_figures + i), tl.float32)
-    store_report(p_report, loss, norm, stride, limit, HAS_LIMIT)
-
-
-@triton.jit
-def store_report(p_report, loss, norm, stride, limit, HAS_LIMIT: tl.constexpr):
+        loss += converted(tl.load(p_losses + i), tl.float32)
     mark = tl.load(p_report + 3 * stride) + (loss + norm) * 0.0
     factor = exact(1.0)
     if HAS_LIMIT:
@@ -163,9 +158,13 @@ def total_norm(out: Array, *arrays: Array, ord: float) -> None:
 def clip_factor(out: tuple[()], report: Array, loss: Array, *arrays: Array, max_norm: float | None) -> None:
     """Store report = (loss, norm, factor, mark), in two launches if there is one gradient array."""
     parts, count = _parts(tuple(x for x in arrays if x.size), 2.0, 2, report.device)
+    _report(report, loss, parts, count, max_norm)
+
+
+def _report(report: Array, losses: Array, parts: Array, count: int, max_norm: float | None) -> None:
     with updated_in_place(report) as (report,):
         launch(
-            factor_kernel, 1, report, loss, parts, count, report.strides[0], Double(max_norm or 0.0),
+            factor_kernel, 1, report, losses, parts, losses.size, count, report.strides[0], Double(max_norm or 0.0),
             HAS_LIMIT=max_norm is not None, **_final_tile(max(count, 1)),
         )  # fmt: skip
 
@@ -178,13 +177,10 @@ def square_spans(out: Array, x: Array, *, of: int) -> None:
 
 @cuda_impl("clip_factor_of_ranks")
 def clip_factor_of_ranks(out: tuple[()], report: Array, figures: Array, *, losses: int, max_norm: float | None) -> None:
-    count = figures.size - losses
-    figures = contiguous(figures)
-    with updated_in_place(report) as (report,):
-        launch(
-            factor_of_ranks_kernel, 1, report, figures, losses, count, report.strides[0], Double(max_norm or 0.0),
-            HAS_LIMIT=max_norm is not None, **_final_tile(max(count, 1)),
-        )  # fmt: skip
+    """Take float64 `figures`: the losses, then the partial sums of squares."""
+    figures, count = contiguous(figures), figures.size - losses
+    parts = figures.view((count,), (1,), figures.offset + losses)
+    _report(report, figures.view((losses,), (1,)), parts, count, max_norm)
 
 
 # --- The sum over ranks -----------------------------------------------------------------------------------------------
