@@ -12,10 +12,10 @@ import triton.language as tl
 from genesis.array import Array
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, bfloat16, float32
+from genesis.dtypes import DType, bfloat16, float32, int16
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets
 from genesis.kernels.optim.step_constants import updated_in_place
-from genesis.kernels.pointwise.elementwise import positions
+from genesis.kernels.pointwise.elementwise import elementwise, positions
 from genesis.kernels.pointwise.random import counters, philox, quads, words_of
 
 BLOCK = 1024
@@ -83,12 +83,9 @@ def stochastic_round(out: Array, x: Array, *, dtype: DType, seed: int, offset: i
     )  # fmt: skip
 
 
-@triton.jit
-def join_kernel(p_o, p_w, p_r, n, sizes, so, sw, sr, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    i, m = positions(n, BLOCK, INT64)  # [BLOCK]
-    w = tl.load(p_w + offsets(i, sizes, sw), mask=m)  # [BLOCK]
-    r = tl.load(p_r + offsets(i, sizes, sr), mask=m)  # [BLOCK]
-    tl.store(p_o + offsets(i, sizes, so), join(w, r), mask=m)
+@cuda_impl("join_master")
+def join_master(out: Array, weight: Array, residual: Array) -> None:
+    elementwise(join, out, weight, residual, work=int16, condition_type=bfloat16)
 
 
 @triton.jit
@@ -99,20 +96,11 @@ def split_kernel(p_x, p_w, p_r, n, sizes, sx, sw, sr, INT64: tl.constexpr, BLOCK
     tl.store(p_r + offsets(i, sizes, sr), r, mask=m)
 
 
-def _launch(kernel: object, master: Array, weight: Array, residual: Array) -> None:
-    sizes, *strides = collapse(master.shape, master.strides, weight.strides, residual.strides)
-    launch(
-        kernel, triton.cdiv(master.size, BLOCK), master, weight, residual, master.size, sizes, *strides,
-        INT64=needs_int64(sizes, *strides), BLOCK=BLOCK,
-    )  # fmt: skip
-
-
-@cuda_impl("join_master")
-def join_master(out: Array, weight: Array, residual: Array) -> None:
-    _launch(join_kernel, out, weight, residual)
-
-
 @cuda_impl("split_master")
 def split_master(out: tuple[()], weight: Array, residual: Array, master: Array) -> None:
     with updated_in_place(weight, residual) as (weight, residual):
-        _launch(split_kernel, master, weight, residual)
+        sizes, *strides = collapse(master.shape, master.strides, weight.strides, residual.strides)
+        launch(
+            split_kernel, triton.cdiv(master.size, BLOCK), master, weight, residual, master.size, sizes, *strides,
+            INT64=needs_int64(sizes, *strides), BLOCK=BLOCK,
+        )  # fmt: skip

@@ -323,13 +323,9 @@ def gumbel_keys_kernel(p_key, p_p, size, n, p_m, sm, s0, s1, f0, f1, sr, sn, COU
 
 
 @triton.jit
-def take_samples_kernel(p_o, p_order, p_total, rows, samples, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
-    m = i < rows * samples
-    row = i // samples
-    total = tl.load(p_total + row, mask=m)  # [BLOCK]
-    order = tl.load(p_order + row * n + i % samples, mask=m).to(tl.int64)  # [BLOCK]
-    tl.store(p_o + i, tl.where(total == total, order, -1), mask=m)
+def samples_of(total, order):
+    """Return the samples of a row, or -1 if its total is NaN."""
+    return tl.where(total == total, order, -1)
 
 
 # --- The CUDA implementations -----------------------------------------------------------------------------------------
@@ -460,4 +456,6 @@ def multinomial(
     keys = Array(cdf.storage, (rows, n), contiguous_strides((rows, n)), int64, out.device, cdf.offset)
     launch(gumbel_keys_kernel, _programs(rows * n, 4), keys, p, rows * n, n, *drawn, sr, sn, COUNT=COUNTERS)
     _, order = argsort_keys(keys, 64, True, keep_keys=False)
-    launch(take_samples_kernel, triton.cdiv(out.size, 256), out, order, total, rows, num_samples, n, BLOCK=256)
+    samples = out.view((rows, num_samples), (num_samples, 1))
+    first = order.view((rows, num_samples), (n, 1))
+    elementwise(samples_of, samples, total.view((rows, 1), (1, 0)), first, work=int64, condition_type=float64)

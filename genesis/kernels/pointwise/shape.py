@@ -19,7 +19,7 @@ from genesis.dtypes import float64, int32
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
-from genesis.kernels.pointwise.elementwise import copy, fill, positions
+from genesis.kernels.pointwise.elementwise import copy, elementwise, fill, positions
 from genesis.ops.shape import extent, overlaps
 from genesis.shapes import Shape, contiguous_strides, numel
 
@@ -170,12 +170,8 @@ def window_counts_kernel(p_counts, n, start, sizes, strides, INT64: tl.constexpr
 
 
 @triton.jit
-def window_mean_kernel(p_o, p_x, p_counts, n, start, sizes, strides, INT64: tl.constexpr, T: tl.constexpr):
-    i, m = positions(n, T, INT64)  # [T]
-    o = start + offsets(i, sizes, strides)
-    x = converted(tl.load(p_x + o, mask=m), tl.float64)  # [T]
-    y = x / tl.load(p_counts + o, mask=m, other=1).to(tl.float64)  # [T]
-    tl.store(p_o + i, converted(y, p_o.dtype.element_ty), mask=m)
+def share(x, count):
+    return x / count
 
 
 def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *arrays: Array) -> None:
@@ -223,7 +219,8 @@ def as_strided_backward(
     counts = empty(flat.shape, int32, out.device)
     clear(counts)
     _launch_window(window_counts_kernel, source_shape, source_strides, -low, counts)
-    _launch_window(window_mean_kernel, source_shape, source_strides, -low, out, flat, counts)
+    sums, repeats = (x.view(source_shape, source_strides, -low) for x in (flat, counts))
+    elementwise(share, out, sums, repeats, work=float64)
 
 
 @cuda_impl("as_strided_scatter")
