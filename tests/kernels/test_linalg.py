@@ -211,6 +211,25 @@ def test_tiles_that_rounds_leave_over_are_split(layout: str, launched: list[obje
     assert error < ROUNDING[float16]
 
 
+@pytest.mark.parametrize("tile", [GemmTile(32, 32, 32, 4, 3, split) for split in (1, 3)], ids=("whole", "split"))
+@pytest.mark.parametrize("swapped", (False, True))
+@pytest.mark.parametrize(("size", "accumulate"), [("m", False), ("k", False), ("k", True)])
+def test_a_limit_in_device_memory(size: str, accumulate: bool, swapped: bool, tile: GemmTile) -> None:
+    """Limited sizes are those of a smaller GEMM; what lies behind 128 terms is not read."""
+    rng, tile = np.random.default_rng(7), tile._replace(swapped=swapped)
+    a, b, before = (rng.integers(-3, 4, shape).astype(float) for shape in ((200, 328), (328, 40), (200, 40)))
+    for count in (0, 1, 32, 100, 200, 500):
+        poisoned, m, k = a.copy(), min(count, 200) if size == "m" else 200, min(count, 328) if size == "k" else 328
+        poisoned[:, k:] = 0
+        poisoned[:, -(-k // 128) * 128 :] = np.nan
+        out, limit = on_gpu(before, float32), linalg.Limit(size, on_gpu(np.array([count], np.int32), int32))
+        operands = on_gpu(poisoned, bfloat16, transposed=True), on_gpu(b, bfloat16)
+        if size == "k" and not accumulate and not count:  # one step is computed
+            operands = on_gpu(np.zeros_like(a), bfloat16, transposed=True), operands[1]
+        linalg.matmul_into(out, *operands, accumulate=accumulate, limit=limit, tile=tile)
+        np.testing.assert_array_equal(out.numpy()[:m], (a[:, :k] @ b[:k] + accumulate * before)[:m])
+
+
 @pytest.mark.parametrize("split", (1, 2))
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ kernels:
     so             strides of out by matrix, row and column
     p_vector       bias, or scales of rows, with `vector_stride`
     schedule       how tiles are split along k: see `tiles.Schedule`
+    p_limit        a limit of the size LIMIT in device memory: see `limited`; or None
     TILE           (BM, BN, BK)
     INT64          some offsets exceed 2^31
 """
@@ -156,6 +157,32 @@ def grouped_tile(i_tile, tiles_m, tiles_n, MATRICES: tl.constexpr):
     return i_batch, i_group * GROUP + i_in_group - i_n * rows, i_n
 
 
+MAX_PARTS = tl.constexpr(32)  # parts of a tile along k
+
+
+@triton.jit
+def limited(sizes, schedule, p_limit, programs, LIMIT: tl.constexpr, TILE: tl.constexpr):
+    """Return m, n, k and the schedule, with the size LIMIT, "m", "n" or "k", limited to the number at `p_limit`.
+
+    At least 1 of k is left. Fewer rows or columns get a new schedule, with as many parts as the given one has room for.
+    """
+    m, n, k = sizes
+    full, leftover, split, steps_per_split = schedule
+    if LIMIT is not None:
+        limit = tl.load(p_limit)
+        m = tl.minimum(m, limit) if LIMIT == "m" else m
+        n = tl.minimum(n, limit) if LIMIT == "n" else n
+        k = tl.maximum(tl.minimum(k, limit), 1) if LIMIT == "k" else k
+        if LIMIT != "k":
+            room, tiles, steps = leftover * split, tl.cdiv(m, TILE[0]) * tl.cdiv(n, TILE[1]), tl.cdiv(k, TILE[2])
+            full = tiles // programs * programs
+            split = tl.minimum(tl.minimum(room // tl.maximum(tiles - full, 1), MAX_PARTS), tl.maximum(steps // 2, 1))
+            full = tl.where(split == 1, tiles, full)
+            leftover, steps_per_split = tiles - full, tl.cdiv(steps, split)
+            split = tl.cdiv(steps, steps_per_split)
+    return m, n, k, full, leftover, split, steps_per_split
+
+
 OVERLAP = tl.constexpr(not is_interpreted())  # devices with TMA can overlap kernels, but the interpreter cannot
 
 
@@ -287,18 +314,21 @@ def store_slices(b_acc, d_o, i_batch, o_m, o_n, m, n, p_o, operands, so, EPILOGU
 
 @triton.jit(do_not_specialize=["sizes", "schedule"])  # one kernel for all sizes
 def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, batches, so, schedule,
-             A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr, DOT: tl.constexpr,
-             EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr,
+             p_limit, LIMIT: tl.constexpr, A_LAYOUT: tl.constexpr, B_LAYOUT: tl.constexpr, OUT_LAYOUT: tl.constexpr,
+             DOT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr,
              MATRICES: tl.constexpr, SCHEDULE: tl.constexpr, SLICES: tl.constexpr):  # fmt: skip
     """Compute `full` tiles over all of k in persistent programs. With SCHEDULE "split_k", `leftover` tiles follow in
     `split` parts of `steps_per_split` steps, stored to `p_parts`. With "one_tile", a program has one tile and no loop.
     """
-    m, n, k = sizes
-    full, leftover, split, steps_per_split = schedule
+    start, programs = tl.program_id(0), tl.num_programs(0)
+    m, n, k, full, leftover, split, steps_per_split = limited(sizes, schedule, p_limit, programs, LIMIT, TILE)
+    if LIMIT == "k" and (ACCUMULATE & EPILOGUE) != 0:
+        adds_nothing = tl.load(p_limit) == 0
+        if adds_nothing:
+            return
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     operands = (p_vector, vector_stride, p_residual, alpha)
-    start, programs = tl.program_id(0), tl.num_programs(0)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, TILE[2])
     if SCHEDULE == "one_tile":
         i_batch, i_m, i_n = grouped_tile(start, tiles_m, tiles_n, MATRICES)
@@ -342,12 +372,23 @@ def gemm_tma(d_a, d_b, d_o, p_o, p_parts, p_vector, vector_stride, p_residual, a
             tl.store(p_parts + i_part * (BM * BN) + o, b_acc)
 
 
-@triton.jit(do_not_specialize=["full", "split"])
-def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha, m, n, so, full, split,
-                       EPILOGUE: tl.constexpr, INT64: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+@triton.jit(do_not_specialize=["schedule", "programs"])
+def gemm_reduce_splits(p_o, p_parts, p_vector, vector_stride, p_residual, alpha, sizes, so, schedule, p_limit, programs,
+                       LIMIT: tl.constexpr, EPILOGUE: tl.constexpr, INT64: tl.constexpr, TILE: tl.constexpr,
                        MATRICES: tl.constexpr, ROWS: tl.constexpr, MANY: tl.constexpr):  # fmt: skip
-    """Sum the parts of ROWS rows of a split tile, from first to last, and apply the epilogue."""
+    """Sum the parts of ROWS rows of a split tile, from first to last, and apply the epilogue. `programs` is the number
+    of programs of `gemm_tma`.
+    """
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
+    m, n, _, full, leftover, split, _ = limited(sizes, schedule, p_limit, programs, LIMIT, TILE)
     i_leftover, i_rows = tl.program_id(0) // (BM // ROWS), tl.program_id(0) % (BM // ROWS)
+    if LIMIT is not None:
+        is_empty = i_leftover >= leftover
+        if LIMIT == "k" and (ACCUMULATE & EPILOGUE) != 0:
+            is_empty = tl.load(p_limit) == 0
+        if is_empty:
+            return
     i_batch, i_m, i_n = grouped_tile(full + i_leftover, tl.cdiv(m, BM), tl.cdiv(n, BN), MATRICES)
     o_row = i_rows * ROWS + tl.arange(0, ROWS)  # [ROWS]
     p_part = p_parts + i_leftover * split * (BM * BN) + o_row[:, None] * BN + tl.arange(0, BN)[None, :]  # [ROWS, BN]

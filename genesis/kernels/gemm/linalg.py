@@ -81,6 +81,17 @@ class Operand(NamedTuple):
         return self.array.view((rows, columns), (self.row, self.column), self.array.offset)
 
 
+class Limit(NamedTuple):
+    """A limit of a size, "m", "n" or "k": one int32 in device memory."""
+
+    size: str
+    value: Array
+
+    @property
+    def swapped(self) -> Limit:
+        return self._replace(size={"m": "n", "n": "m", "k": "k"}[self.size])
+
+
 class Gemm(NamedTuple):
     """o = a·b: [m, k] x [k, n] for each index of the merged batch dimensions."""
 
@@ -91,11 +102,13 @@ class Gemm(NamedTuple):
     a: Operand
     b: Operand
     o: Operand
+    limit: Limit | None = None
 
     @property
     def swapped(self) -> Gemm:
         """oᵀ = bᵀ·aᵀ."""
-        return Gemm(self.batches, self.n, self.m, self.k, self.b.transposed, self.a.transposed, self.o.transposed)
+        operands = (each.transposed for each in (self.b, self.a, self.o))
+        return Gemm(self.batches, self.n, self.m, self.k, *operands, self.limit and self.limit.swapped)
 
     @property
     def matrices(self) -> int:
@@ -239,7 +252,7 @@ def matmul_into(
     out: Array, a: Array, b: Array, *, transpose_b: bool = False, bias: Array | None = None,
     activation: str | None = None, residual: Array | None = None, accumulate: bool = False,
     alpha: float | Array = 1.0, row_scale: Array | None = None, scales: Scales | None = None,
-    rounds: bool = False, one_chain: bool | None = None, tile: GemmTile | None = None,
+    rounds: bool = False, one_chain: bool | None = None, limit: Limit | None = None, tile: GemmTile | None = None,
 ) -> None:  # fmt: skip
     """Write out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus out's previous value if `accumulate`.
 
@@ -261,23 +274,26 @@ def matmul_into(
         rounds: round the product to out's type before the residual is added.
         one_chain: compute each element by one accumulator that adds the terms in ascending order, whatever the sizes;
             not for 8-bit floats. None does so inside `genesis.exact`.
+        limit: limit of m or k of a single matrix of 2-byte floats that TMA can load. Rows of out behind it are
+            undefined. Terms behind it must be 0 up to a multiple of 128; further ones are not read.
         tile: tile that replaces the model's choice, for benchmarks.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
         return
-    p = _gemm_of(out, a, b, transpose_b)
+    p = _gemm_of(out, a, b, transpose_b)._replace(limit=limit)
     assert row_scale is None or (bias is None and out.ndim == 2)  # kernels have one parameter for both
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # kernels take it as alpha
     e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales, rounds)
     one_chain = mode.exact if one_chain is None else one_chain
     split = (_launch_tf32_rs, _launch_thin, _launch_few_columns)  # these sum along k in other orders
     special = (_launch_warp_specialized, *(() if one_chain else split))
-    if tile is None and any(is_launched(p, e) for is_launched in special):
+    if tile is None and limit is None and any(is_launched(p, e) for is_launched in special):
         return
     if not a.dtype.is_floating_point or a.dtype is float64:  # Triton 3.6 has no dot of float64
         _launch_rank1(p, e)
     elif not _launch_tma(p, e, one_chain, tile):
+        assert limit is None, (out, a, b)
         _launch_pointers(p, e, one_chain, tile)
 
 
@@ -408,7 +424,7 @@ def _launch_tma(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | None) ->
         p = _with_copies(p, tile.copies)
     a, b = _regions(p)
     assert a is not None and b is not None
-    _launch_persistent(p, e, tile, a, b, properties.sm_count)
+    _launch_persistent(p, e, tile, a, b)
     return True
 
 
@@ -422,7 +438,7 @@ def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Pro
     return Problem(
         kind, "nt"[a.transposed] + "nt"[b.transposed], p.m, p.n, p.k, p.matrices, item, p.o.array.dtype.itemsize,
         (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None,
-        all(x.shape[-1] * item % 16 == 0 for x in (a, b)), e.is_early,
+        p.limit is None and all(x.shape[-1] * item % 16 == 0 for x in (a, b)), e.is_early,
         is_specializable and can_add_residual(*_with_weight(p), _residual(p, e)),
     )  # fmt: skip
 
@@ -457,18 +473,18 @@ def _with_copies(p: Gemm, names: str) -> Gemm:
     return p._replace(a=a, b=b)
 
 
-def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRegion, sm_count: int) -> None:
+def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRegion) -> None:
     """Launch `gemm_tma`, and `gemm_reduce_splits` if tiles are split along k."""
     out, dtype, tf32 = p.o.array, p.a.array.dtype, p.a.array.dtype is float32
-    programs = sm_count * t.ctas_per_sm
+    programs = backend_of(out.device).persistent_programs(t.ctas_per_sm)
     tiles, s, partial, matrices = _divided(p, t, programs)
-    o = _tma_region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if s.full else None
+    is_stored = s.full or p.limit is not None
+    o = _tma_region(p.o._replace(batch=p.o.batch[-1:]), (p.matrices,), p.m, p.n) if is_stored else None
     if o is not None and o.shape[-1] * out.dtype.itemsize % 16:  # TMA would write past the end of such rows
         o = None
     # Programs without a loop over tiles, if each has one tile or a residual is loaded early.
     one_tile = t.is_single and s.full == tiles and (tiles <= programs or e.is_early)
     columns = t.bn // epilogue_slices(t, out.dtype.itemsize, e.reads and not one_tile)
-    programs = backend_of(out.device).persistent_programs(t.ctas_per_sm)
     grid = tiles if one_tile else min(programs, s.full + s.leftover * s.split)
     so = p.out_strides
     wide = needs_int64((p.matrices, p.m, p.n), so)
@@ -476,14 +492,15 @@ def _launch_persistent(p: Gemm, e: Epilogue, t: GemmTile, a: TmaRegion, b: TmaRe
     launch(
         gemm_tma, grid, a.descriptor(p.a.array, t.bm, t.bk, tf32), b.descriptor(p.b.array, t.bk, t.bn, tf32),
         o and o.descriptor(out, t.bm, columns), out, partial, *operands, (p.m, p.n, p.k), p.batches, so, tuple(s),
+        p.limit and p.limit.value, LIMIT=p.limit and p.limit.size,
         A_LAYOUT=(a.transposed, a.batch), B_LAYOUT=(b.transposed, b.batch),
         OUT_LAYOUT=("pointers" if o is None else ("columns" if o.transposed else "rows"), bool(o and o.batch)),
         DOT=(_dot_type(dtype), "tf32" if tf32 else "ieee", t.bk if _kind(dtype, p.k) == "fp8_long" else None),
         EPILOGUE=flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices,
-        SCHEDULE="one_tile" if one_tile else "split_k" if s.split > 1 else "persistent", SLICES=t.bn // columns,
+        SCHEDULE="one_tile" if one_tile else "split_k" if s.leftover else "persistent", SLICES=t.bn // columns,
         num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
-    _launch_reduce_splits(p, e, t, s, partial, wide, matrices)
+    _launch_reduce_splits(p, e, t, s, partial, wide, matrices, grid)
 
 
 def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) -> tuple[int, tuple[Any, ...]]:
@@ -566,16 +583,17 @@ def _vectors(x: Operand, batches: Shape, rows: int, columns: int, axes: str) -> 
 
 
 def _launch_reduce_splits(
-    p: Gemm, e: Epilogue, t: GemmTile, s: Schedule, partial: Array | None, wide: bool, matrices: str
-) -> None:
+    p: Gemm, e: Epilogue, t: GemmTile, s: Schedule, partial: Array | None, wide: bool, matrices: str,
+    programs: int = 1 << 30,
+) -> None:  # fmt: skip
     if partial is None:
         return
-    many = min(32, triton.next_power_of_2(s.split))
+    many = 8 if s.split == 1 else min(32, triton.next_power_of_2(s.split))  # one part: the device decides
     rows = max(1, min(t.bm, min(PART_TILE, PARTS_IN_FLIGHT // many) // t.bn))
     launch(
-        gemm_reduce_splits, s.leftover * (t.bm // rows), p.o.array, partial, *e.operands, p.m, p.n, p.out_strides,
-        s.full, s.split, EPILOGUE=e.flags, INT64=wide, BM=t.bm, BN=t.bn, MATRICES=matrices, ROWS=rows,
-        MANY=many,
+        gemm_reduce_splits, min(s.leftover, programs) * (t.bm // rows), p.o.array, partial, *e.operands,
+        (p.m, p.n, p.k), p.out_strides, tuple(s), p.limit and p.limit.value, programs, LIMIT=p.limit and p.limit.size,
+        EPILOGUE=e.flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices, ROWS=rows, MANY=many,
     )  # fmt: skip
 
 
@@ -583,8 +601,10 @@ def _divided(p: Gemm, t: GemmTile, programs: int = 0) -> tuple[int, Schedule, Ar
     """Return the number of tiles, their division among persistent programs, if any, partial sums, and MATRICES."""
     tiles = p.matrices * triton.cdiv(p.m, t.bm) * triton.cdiv(p.n, t.bn)
     s = schedule_of(tiles, triton.cdiv(p.k, t.bk), max(programs, 1), t.split, is_persistent=programs > 0)
+    if p.limit is not None and p.limit.size != "k":  # room for a schedule of any number of tiles
+        s = Schedule(0, max(s.leftover * s.split, programs), 1, s.steps_per_split)
     elements = s.leftover * s.split * t.bm * t.bn
-    return tiles, s, empty((elements,), float32, p.o.array.device) if s.split > 1 else None, _matrices(p, tiles)
+    return tiles, s, empty((elements,), float32, p.o.array.device) if s.leftover else None, _matrices(p, tiles)
 
 
 def _launch_rank1(p: Gemm, e: Epilogue) -> None:
