@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import genesis.kernels.loss.distillation as kernels
-import genesis.kernels.loss.lm_head as head
+import genesis.kernels.loss.labelled as labelled
 from genesis.array import Array, empty
 from genesis.backend import CPU, Device, backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32
@@ -51,7 +51,7 @@ def errors(found: tuple[Array, ...], arrays: list[Array], **attrs: Any) -> list[
 def test_chunks_add_up(beta: float, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "WORKSPACE", 1)
     monkeypatch.setattr(kernels, "ROW_BLOCK", 64)  # several tiles in a row
-    monkeypatch.setattr(head, "MIN_ROWS", 128)  # two chunks
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)  # two chunks
     arrays, attrs = inputs(dtype), {**ATTRS, "beta": beta, "temperature": 1.5}
     found = errors(registry["linear_distillation"](*arrays, **attrs), arrays, **attrs)
     assert max(found[:2]) < 1e-6

@@ -13,6 +13,7 @@ import pytest
 
 import genesis
 import genesis.kernels.index.index as indexing
+import genesis.kernels.loss.labelled as labelled
 import genesis.kernels.loss.lm_head as head
 import genesis.kernels.loss.loss as loss
 from genesis.array import Array, empty
@@ -61,7 +62,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[Any, ...]
         found.append((kernel.fn.__name__, args))
         launch(kernel, grid, *args, **keywords)
 
-    for module in (head, loss):
+    for module in (labelled, head, loss):
         monkeypatch.setattr(module, "launch", spy)
     return found
 
@@ -103,14 +104,10 @@ def test_large_logits_keep_their_precision() -> None:
 
 def test_chunks_add_up(monkeypatch: pytest.MonkeyPatch, launched: list[tuple[str, tuple[Any, ...]]]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(head, "MIN_ROWS", 128)
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)
     found = errors(260, 301, bfloat16)
-    assert [name for name, _ in launched] == [
-        "divisor_kernel",
-        "references_kernel",
-        *["lm_head_exp_kernel", "finish_rows_kernel"] * 2 * 3,
-        "sum_losses_kernel",
-    ]
+    chunk = ["references_kernel", *["lm_head_exp_kernel", "finish_rows_kernel"] * 2, *["copy_rows_kernel"] * 2]
+    assert [name for name, _ in launched] == ["list_rows_kernel", "divisor_kernel", *chunk * 3, "sum_losses_kernel"]
     assert found[0] < 1e-6
     assert max(found[1:]) < 5 * HALF_UNIT[bfloat16]  # dweight is rounded after each chunk
 
@@ -121,11 +118,12 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     attrs: dict[str, Any] = {"ignore_index": -100}
     alone = registry["linear_cross_entropy"](x, weight, labels, with_grads=False, **attrs)
     assert [name for name, _ in launched] == [
+        "list_rows_kernel",
         "references_kernel",
         *["lm_head_exp_kernel", "finish_rows_kernel"] * 2,
         "sum_losses_kernel",
     ]
-    assert launched[1][1][2] is None
+    assert launched[2][1][2] is None
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
 
@@ -133,7 +131,7 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
 def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """Of the GEMMs behind the logits one is left, and what is left is the same to the bit."""
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(head, "MIN_ROWS", 128)
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)
     products: list[Any] = []
     multiply = loss.matmul_into
     monkeypatch.setattr(loss, "matmul_into", lambda out, *a, **k: (products.append(out.shape), multiply(out, *a, **k)))
@@ -176,6 +174,38 @@ def test_a_tied_weight_gets_one_gradient_in_its_slot(launched: list[tuple[str, t
     )
     np.add.at(dw, ids.reshape(-1), dx)
     assert distance(weight.grad.array, dw) < 4 * HALF_UNIT[bfloat16]
+
+
+# --- Rows without a label ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (bfloat16, float16))
+def test_rows_without_a_label_are_left_out(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
+    """They hold NaN, and calls with other counts repeat the same launches."""
+    monkeypatch.setattr(loss, "WORKSPACE", 1)
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)
+    rng = np.random.default_rng(13)
+    x, weight = rng.standard_normal((140, 16)), on_device(rng.standard_normal((40, 16)), dtype)
+    labels, g, wide_weight = rng.integers(0, 40, 140), rng.random(140), weight.numpy().astype(np.float64)
+    attrs: dict[str, Any] = {"ignore_index": -100, "shift": 0, "temperature": 1.0}
+    for count in (0, 1, 129) if dtype is bfloat16 else (0, 129):
+        kept = np.sort(rng.permutation(139)[:count]) + 1  # of two chunks
+        hidden, own, weights = np.full_like(x, np.nan), np.full(140, -100), np.full(140, np.nan, np.float32)
+        hidden[kept], own[kept], weights[kept] = x[kept], labels[kept], g[kept]
+        given = on_device(hidden, dtype), weight, on_device(own)
+        log_probs = registry["linear_token_log_probs"](*given, **attrs, with_dx=False).numpy()
+        backward = registry["linear_token_log_probs_backward"]
+        dx, dw = (each.numpy() for each in backward(on_device(weights), *given, **attrs, needs=(True, True)))
+        wide = given[0].numpy().astype(np.float64)[kept]
+        d = -np.exp(wide @ wide_weight.T)
+        d /= -d.sum(1, keepdims=True)
+        d[np.arange(len(kept)), labels[kept]] += 1
+        np.testing.assert_allclose(log_probs[kept], np.log1p(-d[np.arange(len(kept)), labels[kept]]), atol=1e-5)
+        d *= weights[kept, None]
+        for found, want in ((log_probs, 0), (dx, 0)):
+            np.testing.assert_array_equal(np.delete(found, kept, 0).astype(np.float32), want)
+        for found, want in (dx[kept], d @ wide_weight), (dw, d.T @ wide):
+            assert np.linalg.norm(found - want) <= 5 * HALF_UNIT.get(dtype, 2.0**-22) * np.linalg.norm(want)
 
 
 # --- Rows of given logits ---------------------------------------------------------------------------------------------
@@ -256,7 +286,7 @@ def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> Non
 
 def test_overflowed_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(head, "MIN_ROWS", 256)
+    monkeypatch.setattr(labelled, "MIN_ROWS", 256)
     rng = np.random.default_rng(7)
     logits, labels = rng.standard_normal((300, 64)), rng.integers(0, 64, 300)
     for i, size in (200, 500), (290, 100):
@@ -280,14 +310,16 @@ def test_any_reference_serves() -> None:
     logits = x.numpy().astype(np.float64) @ weight.numpy().astype(np.float64).T
     expected = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(140), labels]
     for moved, flags in (60, [0, 0, 0]), (150, [1, 0, 1]), (-150, [1, 0, 1]):
-        found = head.Head(x, weight, head.Labels(on_device(labels), 0, -100, 150), 140, False)
-        found.begin()
+        settings = labelled.Labels(on_device(labels), 0, -100, 150)
+        chosen = labelled.LabelledRows(settings, 140, 140, is_limited=True)
+        found = head.Head(empty((140,), float32, CUDA), x, weight, chosen, False)
+        found.begin(0)
         references = found.references.numpy().copy()
         references[130:] += moved
         backend_for(CUDA).from_numpy(references, found.references)
-        found.forward(0, 140, None)
+        found.forward(0)
         np.testing.assert_allclose(found.losses.numpy(), expected, rtol=1e-5)
-        np.testing.assert_array_equal(found.overflow.numpy()[0, :3], flags)
+        np.testing.assert_array_equal(found.overflow.numpy()[:3], flags)
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")  # of the interpreter's maximum
@@ -437,7 +469,7 @@ def test_log_probabilities_of_labels_and_their_weighted_gradients(
 ) -> None:
     """In several chunks, with rows that overflow, weights of 0 and below, and a temperature."""
     monkeypatch.setattr(loss, "WORKSPACE", 1)
-    monkeypatch.setattr(head, "MIN_ROWS", 128)
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)
     rng = np.random.default_rng(5)
     x = on_device(rng.standard_normal((260, 32)) * np.where(np.arange(260) % 3, 1, 30)[:, None], dtype)
     weight = on_device(rng.standard_normal((301, 32)) / 2, dtype)

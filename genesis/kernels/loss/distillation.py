@@ -5,7 +5,7 @@ Reference: `genesis/ops/distillation.py`, which has the formulas.
 A chunk's logits of student and teacher are float32 (float64 for float64), because divergences are differences of
 logits. One program per row reads both rows with running maxima and sums (online softmax), then once more for the
 gradient, which overwrites the student's logits in the type of the GEMMs; the Jensen-Shannon divergence needs another
-pass between the two. Rows without a label are not read.
+pass between the two. Rows without a label are left out (`labelled.py`).
 
 Tiles: BLOCK logits of a row.
 """
@@ -16,17 +16,25 @@ import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
-from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32
 from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.loss.lm_head import WORKSPACE, Labels, chunk_rows, load_shifted_label, row_slice
-from genesis.kernels.loss.loss import ROW_BLOCK, _block, _clear, _divisor, _sum_losses, _warps
+from genesis.kernels.loss.labelled import (
+    WORKSPACE,
+    LabelledRows,
+    Labels,
+    begins_padding,
+    can_limit,
+    chunk_rows,
+    row_slice,
+)
+from genesis.kernels.loss.loss import ROW_BLOCK, _block, _clear, _divisor, _sum_losses, _warps, add_gradients
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.distillation import FIGURES
 from genesis.ops.linalg import transposed
+from genesis.ops.shape import contiguous
 
 
 @triton.jit
@@ -44,12 +52,12 @@ def log_mixture(u, v, log_student, log_teacher):
     return a + tl.maximum(d, 0.0) + tl.log(1 + tl.exp(-tl.abs(d)))
 
 
-@triton.jit(do_not_specialize=["rows", "first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
-def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows, first, length, shift, step_row, step,
-                      ignore, classes, site, sd, beta, temperature, KIND: tl.constexpr,
-                      SCALED: tl.constexpr, GRADS: tl.constexpr, WORK: tl.constexpr,
-                      BLOCK: tl.constexpr):  # fmt: skip
-    """Store the divergence and the figures of a row of logits / T, and with GRADS the gradient of the logits.
+@triton.jit(do_not_specialize=["first", "tokens", "classes"])
+def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_numbers, p_row_labels, p_total, p_limit, first, tokens,
+                      classes, sd, beta, temperature, KIND: tl.constexpr, SCALED: tl.constexpr, GRADS: tl.constexpr,
+                      WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store the divergence and the figures of a chunk's row of logits / T at its place, and with GRADS the gradient of
+    the logits; zeros follow the rows.
 
     A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
     orders all loads before all stores.
@@ -59,10 +67,14 @@ def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows,
         SCALED: whether the temperature is not 1; the figures then need their own normalizers.
     """
     i_local = tl.program_id(0).to(tl.int64)
-    i_row = i_local + first
+    is_there = first + i_local < tl.load(p_total)
+    is_left_out = begins_padding(i_local, p_limit) if GRADS else is_there == 0
+    if is_left_out:
+        return
+    i_row = tl.load(p_numbers + i_local, mask=is_there, other=0).to(tl.int64)
     p_s, p_t, p_d = p_s + i_local * classes, p_t + i_local * classes, p_d + i_local * sd
-    label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
-    read = tl.where(valid, classes, 0)
+    label = tl.load(p_row_labels + i_local, mask=is_there, other=0)
+    read = tl.where(is_there, classes, 0)
     # Both normalizers, and Σ e^a·(a - b) of a KL divergence from a to b.
     top_s, top_t = tl.full((), -float("inf"), WORK), tl.full((), -float("inf"), WORK)
     sums_s, sums_t, cross = tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK), tl.zeros((BLOCK,), WORK)  # [BLOCK]
@@ -109,16 +121,16 @@ def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows,
         of_student = tl.sum(b_p, 0)
         loss = (1 - beta) * of_student + beta * tl.sum(b_q, 0)
     # The figures at temperature 1.
-    s_label, t_label = tl.load(p_s + label, mask=valid, other=0), tl.load(p_t + label, mask=valid, other=0)
+    s_label, t_label = tl.load(p_s + label, mask=is_there, other=0), tl.load(p_t + label, mask=is_there, other=0)
     entropy_s, entropy_t = lse_s - s_label, lse_t - t_label
     if SCALED:
         entropy_s = tl.log(tl.sum(plain_s, 0)) + (top_s - s_label) * temperature
         entropy_t = tl.log(tl.sum(plain_t, 0)) + (top_t - t_label) * temperature
-    agrees = tl.load(p_t + best, mask=valid, other=0) == top_t
-    tl.store(p_loss + i_row, tl.where(valid, loss, 0.0))
-    tl.store(p_figures + i_row, tl.where(valid, entropy_s, 0.0))
-    tl.store(p_figures + rows + i_row, tl.where(valid, entropy_t, 0.0))
-    tl.store(p_figures + 2 * rows.to(tl.int64) + i_row, tl.where(valid & agrees, 1.0, 0.0))
+    agrees = tl.load(p_t + best, mask=is_there, other=0) == top_t
+    tl.store(p_loss + i_row, loss, mask=is_there)
+    tl.store(p_figures + i_row, entropy_s, mask=is_there)
+    tl.store(p_figures + tokens + i_row, entropy_t, mask=is_there)
+    tl.store(p_figures + 2 * tokens.to(tl.int64) + i_row, tl.where(agrees, 1.0, 0.0), mask=is_there)
     if GRADS:
         for start in range(0, classes, BLOCK):
             i = start + tl.arange(0, BLOCK)  # [BLOCK]
@@ -134,7 +146,7 @@ def divergence_kernel(p_loss, p_figures, p_d, p_s, p_t, p_labels, p_fault, rows,
                 d = tl.exp(u) * (u - log_mixture(u, v, log_student, log_teacher) - of_student) * (1 - beta)
             if SCALED:
                 d = d / temperature
-            tl.store(p_d + i, converted(tl.where(valid, d, 0.0), p_d.dtype.element_ty), mask=m)
+            tl.store(p_d + i, converted(tl.where(is_there, d, 0.0), p_d.dtype.element_ty), mask=m)
 
 
 @cuda_impl("linear_distillation")
@@ -147,39 +159,38 @@ def linear_distillation(
     loss, figures, dx, dw = (*out, None, None)[:4]
     classes = min(weight.shape[0], teacher_weight.shape[0])
     tokens, device, work = x.shape[0], x.device, work_type(x.dtype)
-    at = Labels(labels, shift, ignore_index, classes, "linear_distillation")
-    _clear(dw if dw is not None and (dw.shape[0] > classes or not tokens) else None)
-    number, scale = _divisor(divisor, at, False, x)
+    x, teacher_x = (a if a.strides[1] == 1 else contiguous(a) for a in (x, teacher_x))
+    _clear(dx, dw if dw is not None and (dw.shape[0] > classes or not tokens) else None)
+    number, scale = _divisor(divisor, x)
     head, teacher_head = row_slice(weight, 0, classes), row_slice(teacher_weight, 0, classes)
+    rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
+    is_limited = can_limit(head) and can_limit(teacher_head) and classes * work.itemsize % 16 == 0
+    at = Labels(labels, shift, ignore_index, classes, "linear_distillation")
+    chosen = LabelledRows(at, tokens, rows, is_limited=is_limited)
     sum_dw = None if dw is None else row_slice(dw, 0, classes)
     # Divergence, cross entropies and agreements of each row.
     columns = empty((1 + FIGURES, tokens), work, device)
-    rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
+    _clear(columns)
     students, teachers = (empty((rows, classes), work, device) for _ in range(2))
+    dense, teacher_dense = (empty((rows, each.shape[1]), each.dtype, device) for each in (x, teacher_x))
     ratio = work.itemsize // x.dtype.itemsize
-    narrow = sum_dw is not None and sum_dw.dtype is not work and rows < tokens
+    d = Array(students.storage, (rows, classes), (ratio * classes, 1), x.dtype, device, students.offset * ratio)
+    narrow = sum_dw is not None and sum_dw.dtype is not work and chosen.chunks > 1
     wide_dw = empty(sum_dw.shape, work, device) if sum_dw is not None and narrow else sum_dw
     block = _block(classes, work, ROW_BLOCK)
-    for first in range(0, tokens, rows):
-        count = min(rows, tokens - first)
-        xc, s = row_slice(x, first, count), row_slice(students, 0, count)
-        matmul_into(s, xc, transposed(head), alpha=1 / temperature)
-        matmul_into(
-            row_slice(teachers, 0, count), row_slice(teacher_x, first, count), transposed(teacher_head),
-            alpha=1 / temperature,
-        )  # fmt: skip
-        d = Array(students.storage, (count, classes), (ratio * classes, 1), x.dtype, device, students.offset * ratio)
+    for chunk in range(chosen.chunks):
+        for hidden, w, rows_of, logits in (
+            (x, head, dense, students), (teacher_x, teacher_head, teacher_dense, teachers)
+        ):  # fmt: skip
+            chosen.gather(rows_of, hidden, chunk)
+            matmul_into(logits, rows_of, transposed(w), alpha=1 / temperature, limit=chosen.limit("m", chunk))
         launch(
-            divergence_kernel, count, columns, row_slice(columns, 1, FIGURES), d, students, teachers, labels,
-            faults.flag(device), tokens, first, *at.values, at.site, ratio * classes,
-            float_argument(beta, work), float_argument(temperature, work), KIND=2 if 0 < beta < 1 else int(beta),
-            SCALED=temperature != 1, GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block,
-            num_warps=_warps(block),
+            divergence_kernel, rows, columns, row_slice(columns, 1, FIGURES), d, students, teachers,
+            *chosen.arguments(chunk), tokens, classes, ratio * classes, float_argument(beta, work),
+            float_argument(temperature, work), KIND=2 if 0 < beta < 1 else int(beta), SCALED=temperature != 1,
+            GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
-        if dx is not None:
-            matmul_into(row_slice(dx, first, count), d, head, alpha=scale)
-        if wide_dw is not None:
-            matmul_into(wide_dw, transposed(d), xc, accumulate=first > 0, alpha=scale)
+        add_gradients(dx, wide_dw, d, dense, head, chosen, chunk, scale)
     if sum_dw is not None and narrow and wide_dw is not None:
         elementwise(identity, sum_dw, wide_dw, work=float32)
     _sum_losses(loss, row_slice(columns, 0, 1), number, tokens)

@@ -17,7 +17,7 @@ diag(1 / S)·E. It is never computed: 1 / S scales the rows of E·weight, and th
 
 A row overflows if its largest logit is too far from c. `finish_rows_kernel` then makes that logit the reference and
 flags the row's block. A second pass of both kernels recomputes flagged blocks, or returns at once. It is always
-launched, because the host never reads the flags. Rows without a valid label have c = ∞, and e^-∞ = 0.
+launched, because the host never reads the flags. Rows without a label are left out (`labelled.py`).
 
 float16 has too few exponents for this method: S for a loss of 12, and 1 / S, are out of its range. For that type
 `loss.py` computes logits in float32.
@@ -31,54 +31,33 @@ Tiles: BM rows x BN classes, BK elements along the width; one row in steps of BL
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend import mode
-from genesis.backend.cuda import backend_of, faults
+from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
-from genesis.backend.cuda.tma import Descriptor, is_describable
+from genesis.backend.cuda.tma import Descriptor
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted
 from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
-from genesis.kernels.index.segment import report_fault
+from genesis.kernels.loss.labelled import ROW_WIDTH, LabelledRows, begins_padding, can_limit, copy_row
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
 # The most powers of 2 by which a logit may differ from its row's reference. S over 2^24 classes is then below 2^104.
 # float32 and bfloat16 reach 2^127, so 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
 LIMIT = tl.constexpr(80)
-# Bytes of logits per chunk: 2816 tokens × 152k classes in 2 bytes. With less memory dW is accumulated more often.
-WORKSPACE = 832 << 20
-MANY = 16384  # tokens above which the workspace grows with their number, like other activations
-MIN_ROWS = 256  # the fewest rows per chunk; with fewer, accumulating dW would cost more than the GEMM
 COLUMNS = 128  # columns of a tile of 2-byte logits, which stores two statistics per row
 GRAIN = 64  # divides the row stride of a chunk's logits, so that TMA supports any vocabulary
 ROW_TILES = 2048  # statistics of a row per load
-ROW_WIDTH = 1024  # elements of a row of x and of the weight per load
 
 
 # --- Rows -------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site):
-    """Load the label of row i_row = b·length + t, which is labels[b, t + shift]. Return it and whether it is valid.
-
-    A label out of range is reported as a fault.
-    """
-    at = i_row % length + shift
-    label = tl.load(p_labels + i_row // length * step_row + at * step, mask=at < length, other=0).to(tl.int64)
-    valid = (at < length) & (label != ignore)
-    inside = (label >= 0) & (label < classes)
-    report_fault(p_fault, site, label, valid & (inside == 0))
-    return label, valid & inside
 
 
 @triton.jit
@@ -91,23 +70,26 @@ def row_dot(p_x, p_w, width, BLOCK: tl.constexpr):
     return tl.sum(acc, 0)
 
 
-@triton.jit(do_not_specialize=["rows", "line", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
-def references_kernel(p_row_labels, p_logits, p_references, p_overflow, p_x, p_w, p_labels, p_fault, rows, line, width,
-                      sx, sw, length, shift, step_row, step, ignore, classes, site, scale, BM: tl.constexpr,
-                      WIDTH: tl.constexpr):  # fmt: skip
-    """Store for each row its label (-1 if it is not valid), the label's logit, and the reference in powers of 2.
+@triton.jit(do_not_specialize=["first"])
+def references_kernel(p_x, p_logits, p_references, p_overflow, p_rows, p_numbers, p_row_labels, p_total, p_limit, first,
+                      p_w, width, sr, sw, scale, BM: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """Copy a chunk's rows from `p_rows` to `p_x`, and store the logit of each row's label and the reference in powers
+    of 2. Rows behind them are zeros with the reference ∞.
 
-    Also clear the overflow flags. They have one line per chunk of `rows`: a flag for the chunk, then one per BM rows.
+    Also clear the overflow flags: one for the chunk, then one per BM rows.
     """
     i_row = tl.program_id(0).to(tl.int64)
-    label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
-    logit = row_dot(p_x + i_row * sx, p_w + tl.where(valid, label, 0) * sw, width, WIDTH)
-    tl.store(p_row_labels + i_row, tl.where(valid, label, -1).to(tl.int32))
-    tl.store(p_logits + i_row, logit)
-    tl.store(p_references + i_row, tl.where(valid, logit * scale, float("inf")))
-    p_overflow += i_row // rows * line
     tl.store(p_overflow, 0)
-    tl.store(p_overflow + 1 + i_row % rows // BM, 0)
+    tl.store(p_overflow + 1 + i_row // BM, 0)
+    if begins_padding(i_row, p_limit) == 0:
+        is_there = first + i_row < tl.load(p_total)
+        p_row = p_rows + tl.load(p_numbers + i_row, mask=is_there, other=0).to(tl.int64) * sr
+        read = tl.where(is_there, width, 0)
+        copy_row(p_x + i_row * width, p_row, None, read, width, WIDTH)
+        label = tl.load(p_row_labels + i_row, mask=is_there, other=0).to(tl.int64)
+        logit = row_dot(p_row, p_w + label * sw, read, WIDTH)
+        tl.store(p_logits + i_row, logit)
+        tl.store(p_references + i_row, tl.where(is_there, logit * scale, float("inf")))
 
 
 # --- Statistics in one order (docs/decisions/0014-exact.md) -----------------------------------------------------------
@@ -186,7 +168,7 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i
     statistics are those of `tile_statistics`, and the logits of the labels in this tile are stored.
     """
     o_m = i_m * BM + tl.arange(0, BM)  # [BM]
-    reference = tl.load(p_references + o_m, mask=o_m < m, other=0)  # [BM]
+    reference = tl.load(p_references + o_m, mask=o_m < m, other=float("inf"))  # [BM]
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
     o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
@@ -206,19 +188,19 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i
         store_pieces(b_e, d_e, i_m * BM, i_n * BN, BM, BN, PIECES)
 
 
-@triton.jit(do_not_specialize=["m", "n", "k"])
-def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, m, n, k, scale,
-                       DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "k"])
+def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, p_limit, n, k,
+                       scale, DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
                        BN: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
-    given.
+    given. The number m is at `p_limit`.
 
     Args:
         p_labels: labels of the rows, for statistics in one order; see `exp_epilogue`.
         EVEN: BN divides n.
         RECOMPUTE: compute only blocks with overflowed rows.
     """
-    start, programs = tl.program_id(0), tl.num_programs(0)
+    start, programs, m = tl.program_id(0), tl.num_programs(0), tl.load(p_limit)
     tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
     if RECOMPUTE:
         flagged = tl.load(p_overflow)
@@ -268,23 +250,13 @@ def store_label_gradient(p_e, others, label, i_own, classes, BN: tl.constexpr):
     tl.store(p_e + label, converted(-(others + tl.sum(b_e, 0)), tl.bfloat16))
 
 
-@triton.jit
-def scale_row(p_y, p_x, factor, width, BLOCK: tl.constexpr):
-    """Store a row times its factor. A factor of 0 gives zeros, also for ∞ and NaN."""
-    for start in range(0, width, BLOCK):
-        i = start + tl.arange(0, BLOCK)  # [BLOCK]
-        x = converted(tl.load(p_x + i, mask=i < width, other=0), tl.float32)  # [BLOCK]
-        tl.store(p_y + i, converted(tl.where(factor == 0, 0.0, x * factor), tl.bfloat16), mask=i < width)
-
-
-@triton.jit(do_not_specialize=["tiles", "classes"])
-def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels, p_overflow, p_maxima, p_sums, p_e,
-                       p_x, p_y, p_g, tiles, classes, width, se, sx, sy, sg, scale, RECOMPUTE: tl.constexpr,
-                       EXACT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-                       WIDTH: tl.constexpr):  # fmt: skip
-    """Store the loss of a row and flag the row if it overflowed. If `p_e` is given, also store g / S, the label's
-    element of E, and x·g / S in `p_y`, for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that
-    are not flagged.
+@triton.jit(do_not_specialize=["first", "tiles", "classes"])
+def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_numbers, p_row_labels, p_total, p_limit, first,
+                       p_overflow, p_maxima, p_sums, p_e, p_g, tiles, classes, se, sg, scale, RECOMPUTE: tl.constexpr,
+                       EXACT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store the loss of a row at its place, and flag the row if it overflowed. If `p_e` is given, also store g / S and
+    the label's element of E, for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that are not
+    flagged.
 
     Args:
         EXACT: the statistics are those of `tile_statistics`.
@@ -294,13 +266,14 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
     BN: tl.constexpr = TILE[1]
     i_row = tl.program_id(0).to(tl.int64)
     p_flag = p_overflow + 1 + i_row // BM
+    is_finished = first + i_row >= tl.load(p_total)
     if RECOMPUTE:
-        flagged = tl.load(p_flag)
-        if flagged == 0:
-            return
+        is_finished = is_finished | (tl.load(p_flag) == 0)
+    if is_finished:
+        return
+    i_place = tl.load(p_numbers + i_row).to(tl.int64)
     label, reference = tl.load(p_row_labels + i_row), tl.load(p_references + i_row)
-    valid = label >= 0
-    i_own = tl.where(valid, label, 0) // BN
+    i_own = label // BN
     p_maxima, p_sums = p_maxima + i_row * tiles, p_sums + i_row * tiles
     if EXACT:
         maximum, exact_total, others = row_lse(p_maxima, p_sums, i_own, tiles, scale, BLOCK)
@@ -312,7 +285,7 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
 
     # Results of an overflowed row are wrong until the row is recomputed.
     infinite = tl.abs(maximum) == float("inf")  # the plain reference gives NaN
-    overflow = valid & (tl.abs(maximum * scale - reference) > LIMIT) & (infinite == 0)
+    overflow = (tl.abs(maximum * scale - reference) > LIMIT) & (infinite == 0)
     tl.store(p_references + i_row, maximum * scale, mask=overflow)
     tl.store(p_overflow, 1, mask=overflow)
     tl.store(p_flag, 1, mask=overflow)
@@ -321,69 +294,21 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_row_labels
         loss = -log_prob(tl.load(p_logits + i_row), maximum, exact_total, scale)
     else:  # compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed
         loss = tl.log(total) - (tl.load(p_logits + i_row) * scale - reference) * LN_2
-    loss = tl.where(infinite, float("nan"), loss)
-    tl.store(p_losses + i_row, tl.where(valid, loss, 0.0))
+    tl.store(p_losses + i_place, tl.where(infinite, float("nan"), loss))
     if p_e is not None:
         factor = tl.where(infinite, float("nan"), 1 / total)
         if p_g is not None:
-            factor *= converted(tl.load(p_g + i_row * sg), tl.float32)
-        factor = tl.where(valid, factor, 0.0)
+            factor *= converted(tl.load(p_g + i_place * sg), tl.float32)
         tl.store(p_factors + i_row, factor)
-        scale_row(p_y + i_row * sy, p_x + i_row * sx, factor, width, WIDTH)
-        p_e += i_row * se
-        if valid:
-            store_label_gradient(p_e, others, label, i_own, classes, BN)
-        elif total != 0:  # a row without a valid label has infinite logits
-            for start in range(0, classes, WIDTH):
-                i = start + tl.arange(0, WIDTH)  # [WIDTH]
-                tl.store(p_e + i, tl.zeros((WIDTH,), tl.bfloat16), mask=i < classes)
+        store_label_gradient(p_e + i_row * se, others, label, i_own, classes, BN)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
 
 
-def chunk_rows(tokens: int, row: int, workspace: int) -> int:
-    """Return the tokens per chunk, for `row` bytes per token and a workspace that grows above `MANY` tokens."""
-    room = workspace * max(tokens, MANY) // MANY
-    most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
-    even = -(-tokens // -(-tokens // most)) if tokens else 0
-    return min(tokens, -(-even // 128) * 128)
-
-
-class Labels(NamedTuple):
-    """Labels in the form that kernels expect, and the settings of the loss."""
-
-    array: Array  # `[N]` or `[B, T]`
-    shift: int  # row t of T has the label t + shift
-    ignore: int  # the label of rows to ignore
-    classes: int  # number of classes
-    op: str = "linear_cross_entropy"
-    temperature: float = 1.0  # by which the logits are divided
-    weights: Array | None = None  # `[N]` factors of the rows' gradients
-
-    @property
-    def site(self) -> int:
-        """The number of the op and its labels in reports of faults."""
-        return faults.site(self.op, 1 if self.weights is None else 3, self.classes)
-
-    @property
-    def values(self) -> tuple[int, ...]:
-        """The kernel arguments length, shift, step_row, step, ignore and classes."""
-        step_row = self.array.strides[0] if self.array.ndim == 2 else 0
-        return (
-            max(self.array.shape[-1], 1), self.shift, step_row, self.array.strides[-1], self.ignore, self.classes
-        )  # fmt: skip
-
-
 def is_supported(x: Array, weight: Array) -> bool:
     """Return whether this file's kernels support x and weight: bfloat16 that TMA can load, on a device with TMA."""
-    return (
-        x.dtype is bfloat16
-        and backend_of(x.device).driver.properties.capability >= (9, 0)
-        and is_describable(x, x.shape, x.strides)
-        and is_describable(weight, weight.shape, weight.strides)
-        and weight.shape[0] < 1 << 24
-    )
+    return x.dtype is bfloat16 and can_limit(weight) and weight.shape[0] < 1 << 24
 
 
 def tile_of(rows: int) -> GemmTile:
@@ -391,104 +316,79 @@ def tile_of(rows: int) -> GemmTile:
     return GemmTile(64 if rows <= 64 else 128, COLUMNS, 64, 4, 3, ctas_per_sm=2)
 
 
-def row_slice(x: Array, first: int, count: int) -> Array:
-    return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
-
-
 class Head:
-    """Buffers for all rows and for a chunk of up to `rows` of them, and the launches that fill the buffers.
+    """Buffers for a chunk of rows of x, and the launches that fill them.
 
     Attributes:
-        losses: losses of all chunks, `[tokens]` float32.
-        factors: g / S, `[tokens]` float32; g is the weight of a row's gradient.
-        references: references in powers of 2, `[tokens]` float32.
-        logits: logits of the labels, `[tokens]` float32.
-        row_labels: labels, or -1 for a label that is not valid, `[tokens]` int32.
-        overflow: flags for a chunk and for each of its blocks of rows, `[chunks, 1 + blocks]` int32.
-        maxima: maximum logit per tile of a chunk, `[rows, tiles]` float32.
-        sums: sum of exponentials per tile of a chunk, `[rows, tiles]` float32.
+        losses: losses of all rows, `[tokens]` float32; those without a label are not written.
+        dense: the chunk's rows of x, `[rows, width]`.
+        factors: g / S, `[rows]` float32; g is the weight of a row's gradient.
+        references: references in powers of 2, `[rows]` float32.
+        logits: logits of the labels, `[rows]` float32.
+        overflow: flags for the chunk and for each of its blocks of rows, `[1 + blocks]` int32.
+        maxima: maximum logit per tile, `[rows, tiles]` float32.
+        sums: sum of exponentials per tile, `[rows, tiles]` float32.
         memory: exponentials `[rows, classes]` in x's type, with padded rows; None without gradients.
     """
 
-    def __init__(self, x: Array, weight: Array, labels: Labels, rows: int, with_grads: bool) -> None:
-        self.x, self.weight, self.labels, self.rows = x, weight, labels, rows
-        self.properties = backend_of(x.device).driver.properties
-        self.tile = fitted(tile_of(rows), x.dtype.itemsize, self.properties.shared_memory)
+    def __init__(self, losses: Array, x: Array, weight: Array, chosen: LabelledRows, with_grads: bool) -> None:
+        self.losses, self.x, self.weight, self.chosen, rows, device = losses, x, weight, chosen, chosen.rows, x.device
+        self.tile = fitted(tile_of(rows), x.dtype.itemsize, backend_of(device).driver.properties.shared_memory)
         self.tiles = triton.cdiv(weight.shape[0], self.tile.bn)
-        self.scale, self.exact = LOG2_E / labels.temperature, mode.exact
-        tokens, device = x.shape[0], x.device
-        self.losses, self.factors, self.references, self.logits = (empty((tokens,), float32, device) for _ in range(4))
-        self.row_labels = empty((tokens,), int32, device)
-        line = -(-(1 + triton.cdiv(rows, self.tile.bm)) // 4) * 4  # 16-byte lines, so one kernel works for all chunks
-        self.overflow = empty((triton.cdiv(tokens, rows), line), int32, device)
+        self.scale, self.exact = LOG2_E / chosen.settings.temperature, mode.exact
+        self.dense = empty((rows, x.shape[1]), x.dtype, device)
+        self.factors, self.references, self.logits = (empty((rows,), float32, device) for _ in range(3))
+        self.overflow = empty((1 + triton.cdiv(rows, self.tile.bm),), int32, device)
         self.maxima, self.sums = (empty((rows, self.tiles), float32, device) for _ in range(2))
         step = -(-weight.shape[0] // GRAIN) * GRAIN
-        self.memory = empty((rows, step), x.dtype, device) if with_grads else None
+        memory = empty((rows, step), x.dtype, device) if with_grads else None
+        self.memory = memory and memory.view((rows, weight.shape[0]), memory.strides)
 
-    def begin(self) -> None:
-        """Compute the references of all rows."""
-        x, w = self.x, self.weight
+    def begin(self, chunk: int) -> None:
+        """Copy a chunk's rows and compute their references."""
+        x, w, width = self.x, self.weight, self.x.shape[1]
         launch(
-            references_kernel, x.shape[0], self.row_labels, self.logits, self.references, self.overflow, x, w,
-            self.labels.array, faults.flag(x.device), self.rows, self.overflow.shape[1], w.shape[1], x.strides[0],
-            w.strides[0], *self.labels.values, self.labels.site, self.scale, BM=self.tile.bm, WIDTH=self._width,
-            num_warps=4,
+            references_kernel, self.chosen.rows, self.dense, self.logits, self.references, self.overflow, x,
+            *self.chosen.arguments(chunk), w, width, x.strides[0], w.strides[0], self.scale, BM=self.tile.bm,
+            WIDTH=min(ROW_WIDTH, triton.next_power_of_2(width)), num_warps=4,
         )  # fmt: skip
 
-    def forward(self, first: int, count: int, y: Array | None) -> None:
-        """Compute the losses of a chunk of rows. With gradients, also store x / S in `y` `[count, width]`."""
+    def forward(self, chunk: int) -> None:
+        """Compute the losses of a chunk, and with gradients the exponentials, labels' elements, and factors."""
         for recompute in (False, True):
-            self._multiply(first, count, recompute)
-            self._finish(first, count, y, recompute)
+            self._multiply(chunk, recompute)
+            self._finish(chunk, recompute)
 
-    def _multiply(self, first: int, count: int, recompute: bool) -> None:
-        x, w, t, memory = row_slice(self.x, first, count), self.weight, self.tile, self.memory
-        width, classes = w.shape[1], w.shape[0]
+    def _multiply(self, chunk: int, recompute: bool) -> None:
+        x, w, t, memory = self.dense, self.weight, self.tile, self.memory
+        _, labels, _, limit, _ = self.chosen.arguments(chunk)
+        classes, width = w.shape
         columns = t.bn // epilogue_slices(t, x.dtype.itemsize)
-        target = memory and Descriptor(memory, (count, classes), memory.strides, (t.bm, columns))
         dot = float32 if is_interpreted() else bfloat16  # the interpreter cannot multiply bfloat16
         programs = backend_of(x.device).persistent_programs(t.ctas_per_sm)
-        labels = [row_slice(a, first, count) if self.exact else None for a in (self.row_labels, self.logits)]
         launch(
-            lm_head_exp_kernel, min(programs, triton.cdiv(count, t.bm) * self.tiles),
-            Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)), target,
-            self.maxima, self.sums, row_slice(self.references, first, count),
-            row_slice(self.overflow, first // self.rows, 1), *labels, count, classes, width, self.scale,
-            DOT=TRITON[dot.name], EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn, BK=t.bk,
-            PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
+            lm_head_exp_kernel, min(programs, triton.cdiv(x.shape[0], t.bm) * self.tiles),
+            Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)),
+            memory and Descriptor(memory, memory.shape, memory.strides, (t.bm, columns)), self.maxima, self.sums,
+            self.references, self.overflow, *((labels, self.logits) if self.exact else (None, None)), limit, classes,
+            width, self.scale, DOT=TRITON[dot.name], EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn,
+            BK=t.bk, PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
 
-    def _finish(self, first: int, count: int, y: Array | None, recompute: bool) -> None:
-        memory, x, g = self.memory, row_slice(self.x, first, count), self.labels.weights
-        g = None if g is None else row_slice(g, first, count)
-        of_rows = (
-            row_slice(a, first, count)
-            for a in (self.losses, self.factors, self.references, self.logits, self.row_labels)
-        )
+    def _finish(self, chunk: int, recompute: bool) -> None:
+        memory, chosen, g = self.memory, self.chosen, self.chosen.settings.weights
+        se, sg = (0 if a is None else a.strides[0] for a in (memory, g))
         launch(
-            finish_rows_kernel, count, *of_rows, row_slice(self.overflow, first // self.rows, 1), self.maxima,
-            self.sums, memory, x, y, g, self.tiles, self.labels.classes, x.shape[1],
-            0 if memory is None else memory.strides[0], x.strides[0], 0 if y is None else y.strides[0],
-            0 if g is None else g.strides[0], self.scale,
-            RECOMPUTE=recompute, EXACT=self.exact, TILE=(self.tile.bm, self.tile.bn),
-            BLOCK=self._block, WIDTH=self._width, num_warps=4,
+            finish_rows_kernel, chosen.rows, self.losses, self.factors, self.references, self.logits,
+            *chosen.arguments(chunk), self.overflow, self.maxima, self.sums, memory, g, self.tiles,
+            chosen.settings.classes, se, sg, self.scale, RECOMPUTE=recompute, EXACT=self.exact,
+            TILE=(self.tile.bm, self.tile.bn), BLOCK=self._block, num_warps=4,
         )  # fmt: skip
 
     @property
     def _block(self) -> int:
         """The statistics of a row per load. Triton gives tiles of one size the same layout, and that of elements of E
-        and x would add the statistics in another order than a pass without gradients, so their sizes are not used.
+        would add the statistics in another order than a pass without gradients, so their size is not used.
         """
         block = min(ROW_TILES, triton.next_power_of_2(self.tiles))
-        while block in (self._width, self.tile.bn):
-            block *= 2
-        return block
-
-    @property
-    def _width(self) -> int:
-        return min(ROW_WIDTH, triton.next_power_of_2(self.x.shape[1]))
-
-    def gradients(self, count: int) -> Array:
-        """Return S times the gradients of the last rows' logits, `[count, classes]`."""
-        assert self.memory is not None
-        return self.memory.view((count, self.labels.classes), self.memory.strides)
+        return block * (1 + (block == self.tile.bn))

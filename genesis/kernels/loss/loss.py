@@ -27,18 +27,19 @@ from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted, float_argument, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.loss.lm_head import (
+from genesis.kernels.loss.labelled import (
     WORKSPACE,
-    Head,
+    LabelledRows,
     Labels,
+    begins_padding,
+    can_limit,
     chunk_rows,
-    is_supported,
-    load_shifted_label,
     row_slice,
 )
+from genesis.kernels.loss.lm_head import Head, is_supported
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.linalg import transposed
-from genesis.shapes import contiguous_strides
+from genesis.ops.shape import contiguous
 
 MANY_ROWS = 2048  # rows from which one warp reads a row
 ROW_BLOCK = 4096  # logits per load, 8 KB of a 2-byte type
@@ -192,27 +193,27 @@ def cross_entropy_backward(
 # --- From hidden states -----------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["first", "length", "shift", "step_row", "step", "ignore", "classes", "site"])
-def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, p_g, first, length, shift, step_row, step, ignore,
-                               classes, site, sd, sg, GRADS: tl.constexpr, WORK: tl.constexpr,
-                               BLOCK: tl.constexpr):  # fmt: skip
-    """Store the losses of rows of logits. With GRADS overwrite the logits with their gradients in the type of `p_d`,
-    times g if `p_g` is given.
+@triton.jit(do_not_specialize=["first", "classes"])
+def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_numbers, p_row_labels, p_total, p_limit, first, p_g, classes, sd, sg,
+                               GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store the losses of a chunk's rows of logits, at their places. With GRADS overwrite the logits with their
+    gradients in the type of `p_d`, times g if `p_g` is given; zeros follow the rows.
 
     A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
     orders all loads before all stores.
     """
     i_local = tl.program_id(0).to(tl.int64)
-    i_row = i_local + first
     p_row, p_out = p_x + i_local * classes, p_d + i_local * sd
-    label, valid = load_shifted_label(p_labels, p_fault, i_row, length, shift, step_row, step, ignore, classes, site)
+    is_there = first + i_local < tl.load(p_total)
+    is_left_out = begins_padding(i_local, p_limit) if GRADS else is_there == 0
+    if is_left_out:
+        return
+    i_row = tl.load(p_numbers + i_local, mask=is_there, other=0).to(tl.int64)
+    label = tl.load(p_row_labels + i_local, mask=is_there, other=0)
     top, sums, _ = online_softmax(p_row, classes, 1, False, WORK, BLOCK, True)
     lse = logsumexp(top, sums)
-    label_logit = tl.load(p_row + label, mask=valid, other=0)
-    tl.store(p_loss + i_row, tl.where(valid, lse - label_logit, 0.0))
+    tl.store(p_loss + i_row, lse - tl.load(p_row + label), mask=is_there)
     if GRADS:
-        weight = tl.where(valid, 1 / sums, 0.0)
-        base = tl.where(valid, top, float("inf"))  # makes all terms of a row that is not valid e^-inf = 0
         # Triton gives tiles of one size the same layout. That of gradients would change the order of the sums above.
         HALF: tl.constexpr = BLOCK // 2
         for start in range(0, classes, HALF):
@@ -220,10 +221,10 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_labels, p_fault, p_g, first, 
             m = i < classes
             x = tl.load(p_row + i, mask=m, other=0)  # [HALF]
             tl.debug_barrier()
-            d = tl.exp(x - base) * weight - tl.where((i == label) & valid, 1.0, 0.0)  # [HALF]
+            d = tl.exp(x - top) * (1 / sums) - tl.where(i == label, 1.0, 0.0)  # [HALF]
             if p_g is not None:
                 d *= converted(tl.load(p_g + i_row * sg), WORK)
-            tl.store(p_out + i, converted(d, p_d.dtype.element_ty), mask=m)
+            tl.store(p_out + i, converted(tl.where(is_there, d, 0.0), p_d.dtype.element_ty), mask=m)
 
 
 @triton.jit
@@ -253,23 +254,11 @@ def sum_losses_kernel(p_o, p_x, p_divisor, p_labels, n, step, ignore, BLOCK: tl.
     tl.store(p_o, converted(total, p_o.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["number", "n", "length", "shift", "step_row", "step", "ignore", "classes"])
-def divisor_kernel(p_o, p_divisor, number, p_labels, n, length, shift, step_row, step, ignore, classes,
-                   COUNT: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store the divisor and its inverse (0 for a divisor of 0). The divisor is the element of `p_divisor`, with COUNT
-    the number of rows that are not ignored, or `number`.
-    """
+@triton.jit(do_not_specialize=["number"])
+def divisor_kernel(p_o, p_divisor, number):
+    """Store the divisor, which is the element of `p_divisor` or `number`, and its inverse (0 for a divisor of 0)."""
     if p_divisor is not None:
         divisor = converted(tl.load(p_divisor), p_o.dtype.element_ty)
-    elif COUNT:
-        acc = tl.zeros((BLOCK,), tl.int32)  # [BLOCK]
-        for first in range(0, n, BLOCK):
-            i = first + tl.arange(0, BLOCK)  # [BLOCK]
-            at = i % length + shift
-            m = (i < n) & (at < length)
-            p_label = p_labels + (i // length).to(tl.int64) * step_row + at * step
-            acc += (m & (tl.load(p_label, mask=m, other=0).to(tl.int64) != ignore)).to(tl.int32)  # [BLOCK]
-        divisor = tl.sum(acc, 0).to(p_o.dtype.element_ty)
     else:
         divisor = converted(tl.full((), number, tl.float64), p_o.dtype.element_ty)
     tl.store(p_o, divisor)
@@ -288,15 +277,9 @@ def linear_cross_entropy(
     `lm_head.py` dweight is rounded to bfloat16 after each chunk, which adds an error of half an ulp per chunk.
     """
     loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
-    tokens, shifted = x.shape[0], Labels(labels, shift, ignore_index, weight.shape[0])
-    number, scale = _divisor(divisor, shifted, mean, x)
-    losses = loss
-    if tokens == 0 or weight.size == 0:
-        tokens = 0
-        _clear(dx, dw)
-    else:
-        losses = _losses(dx, dw, x, weight, shifted, scale)
-    _sum_losses(loss, losses, number, tokens)
+    chosen = _chosen(x, weight, Labels(labels, shift, ignore_index, weight.shape[0]), with_grads)
+    number, scale = _divisor(chosen.total if mean and divisor is None else divisor, x)
+    _sum_losses(loss, _losses(dx, dw, x, weight, chosen, scale), number, x.shape[0])
 
 
 def _clear(*results: Array | None) -> None:
@@ -305,16 +288,13 @@ def _clear(*results: Array | None) -> None:
             clear(result)
 
 
-def _divisor(divisor: Array | float | None, labels: Labels, mean: bool, x: Array) -> tuple[Array | None, Array | float]:
+def _divisor(divisor: Array | float | None, x: Array) -> tuple[Array | None, Array | float]:
     """Return the divisor and its inverse, one element each on the device, or (None, 1) for a plain sum."""
-    if divisor is None and not mean:
+    if divisor is None:
         return None, 1.0
-    memory, number = divisor if isinstance(divisor, Array) else None, 0.0 if divisor is None else divisor
+    memory, number = (divisor, 0.0) if isinstance(divisor, Array) else (None, Double(divisor))
     pair = empty((2,), work_type(x.dtype), x.device)
-    launch(
-        divisor_kernel, 1, pair, memory, 0.0 if memory is not None else Double(number), labels.array, x.shape[0],
-        *labels.values, COUNT=divisor is None, BLOCK=4096, num_warps=8,
-    )  # fmt: skip
+    launch(divisor_kernel, 1, pair, memory, number)
     return row_slice(pair, 0, 1), row_slice(pair, 1, 1)
 
 
@@ -325,10 +305,8 @@ def linear_token_log_probs(
 ) -> None:  # fmt: skip
     found, dx = out if isinstance(out, tuple) else (out, None)
     rows = Labels(labels, shift, ignore_index, weight.shape[0], "linear_token_log_probs", temperature)
-    if x.shape[0] == 0 or weight.size == 0:
-        _clear(found, dx)
-        return
-    elementwise(negated, found, _losses(dx, None, x, weight, rows, -1 / temperature), work=found.dtype)
+    chosen = _chosen(x, weight, rows, with_dx)
+    elementwise(negated, found, _losses(dx, None, x, weight, chosen, -1 / temperature), work=found.dtype)
 
 
 @cuda_impl("linear_token_log_probs_backward")
@@ -341,78 +319,92 @@ def linear_token_log_probs_backward(
     dx, dw = (next(results) if each else None for each in needs)
     name = "linear_token_log_probs_backward"
     rows = Labels(labels, shift, ignore_index, weight.shape[0], name, temperature, g)
-    if x.shape[0] == 0 or weight.size == 0:
-        _clear(dx, dw)
-    else:
-        _losses(dx, dw, x, weight, rows, -1 / temperature)
+    _losses(dx, dw, x, weight, _chosen(x, weight, rows, True), -1 / temperature)
 
 
-def _losses(dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float) -> Array:
-    """Return the losses `[N]`, and store dx and dw, times `scale`, where given."""
-    if x.is_contiguous:  # a single row may have any stride, which TMA does not accept
-        x = x.view(x.shape, contiguous_strides(x.shape))
+def _chosen(x: Array, weight: Array, labels: Labels, with_grads: bool) -> LabelledRows:
+    """Return the rows with a label, in chunks whose logits fit the workspace."""
+    classes, work = weight.shape[0], work_type(x.dtype).itemsize
+    row, is_limited = classes * work, can_limit(weight) and classes * work % 16 == 0
+    if is_supported(x, weight):
+        row, is_limited = classes * x.dtype.itemsize if with_grads else classes // 16, True
+    return LabelledRows(labels, x.shape[0], chunk_rows(x.shape[0], row, WORKSPACE), is_limited=is_limited)
+
+
+def _losses(
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows, scale: Array | float
+) -> Array:
+    """Return the losses `[N]`, 0 without a label, and store dx and dw, times `scale`, where given."""
+    losses = empty(x.shape[:1], work_type(x.dtype), x.device)
     if mode.exact and not is_supported(x, weight):
-        what = f"{labels.op}: genesis.exact needs bfloat16, rows that begin at multiples of 16 bytes and a GPU with"
+        what = f"{chosen.settings.op}: genesis.exact needs bfloat16, rows that begin at multiples of 16 bytes and a GPU"
         raise UsageError(
-            f"{what} compute capability 9.0; got {x.dtype.name}", next="convert them, or leave genesis.exact"
+            f"{what} with compute capability 9.0; got {x.dtype.name}", next="convert them, or leave genesis.exact"
         )
-    return (_with_head if is_supported(x, weight) else _with_logits)(dx, dw, x, weight, labels, scale)
+    is_empty = not weight.size or not x.shape[0]
+    _clear(losses, dx, dw if is_empty else None)
+    if not is_empty:
+        compute = _with_head if is_supported(x, weight) else _with_logits
+        compute(losses, dx, dw, x if x.strides[1] == 1 else contiguous(x), weight, chosen, scale)
+    return losses
 
 
 def _with_head(
-    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
-) -> Array:
+    losses: Array, dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows,
+    scale: Array | float,
+) -> None:  # fmt: skip
     """Implement `_losses` for bfloat16 on a device with TMA (`lm_head.py`)."""
-    tokens, with_grads = x.shape[0], dx is not None or dw is not None
-    row = weight.shape[0] * x.dtype.itemsize if with_grads else weight.shape[0] // 16
-    rows = chunk_rows(tokens, row, WORKSPACE)
-    head = Head(x, weight, labels, rows, with_grads)
-    head.begin()
-    needs_dx = dx is not None
-    if dx is None and dw is not None:
-        dx = empty(x.shape, x.dtype, x.device)
-    for first in range(0, tokens, rows):
-        count = min(rows, tokens - first)
-        if dx is None:
-            head.forward(first, count, None)
-            continue
-        dxc = row_slice(dx, first, count)  # holds x·g / S until dw is computed
-        head.forward(first, count, dxc)
-        grads = head.gradients(count)
+    head = Head(losses, x, weight, chosen, dx is not None or dw is not None)
+    for chunk in range(chosen.chunks):
+        head.begin(chunk)
+        head.forward(chunk)
         if dw is not None:
-            matmul_into(dw, transposed(grads), dxc, accumulate=first > 0, alpha=scale, one_chain=False)
-        if needs_dx:
-            factors = row_slice(head.factors, first, count)
-            matmul_into(dxc, grads, weight, alpha=scale, row_scale=factors, one_chain=False)
-    return head.losses
+            chosen.gather(head.dense, x, chunk, head.factors)
+        if head.memory is not None:
+            add_gradients(dx, dw, head.memory, head.dense, weight, chosen, chunk, scale, head.factors)
+
+
+def add_gradients(
+    dx: Array | None, dw: Array | None, grads: Array, dense: Array, weight: Array, chosen: LabelledRows, chunk: int,
+    scale: Array | float, factors: Array | None = None,
+) -> None:  # fmt: skip
+    """Add a chunk's part to dw and store its rows of dx, where given, times `scale`. This overwrites `dense`.
+
+    Args:
+        grads: gradients of the logits `[rows, classes]`; for dx, `factors` `[rows]` scale them.
+        dense: the chunk's rows of x.
+    """
+    if dw is not None:
+        limit = chosen.limit("k", chunk)
+        matmul_into(dw, transposed(grads), dense, accumulate=chunk > 0, alpha=scale, one_chain=False, limit=limit)
+    if dx is not None:
+        limit = chosen.limit("m", chunk)
+        matmul_into(dense, grads, weight, alpha=scale, row_scale=factors, one_chain=False, limit=limit)
+        chosen.scatter(dx, dense, chunk)
 
 
 def _with_logits(
-    dx: Array | None, dw: Array | None, x: Array, weight: Array, labels: Labels, scale: Array | float
-) -> Array:
+    losses: Array, dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows,
+    scale: Array | float,
+) -> None:  # fmt: skip
     """Implement `_losses` for any type and layout. Gradients overwrite the logits."""
-    tokens, classes, device, work = x.shape[0], weight.shape[0], x.device, work_type(x.dtype)
-    rows = chunk_rows(tokens, classes * work.itemsize, WORKSPACE)
-    losses, memory = empty((tokens,), work, device), empty((rows, classes), work, device)
+    classes, rows, device, work = weight.shape[0], chosen.rows, x.device, losses.dtype
+    dense, logits = empty((rows, x.shape[1]), x.dtype, device), empty((rows, classes), work, device)
     ratio = work.itemsize // x.dtype.itemsize
-    narrow = dw is not None and dw.dtype is not work and rows < tokens
+    grads = Array(logits.storage, (rows, classes), (ratio * classes, 1), x.dtype, device, logits.offset * ratio)
+    narrow = dw is not None and dw.dtype is not work and chosen.chunks > 1
     sum_dw = empty(dw.shape, work, device) if dw is not None and narrow else dw
-    block, g = _block(classes, work, ROW_BLOCK), labels.weights
+    block, g = _block(classes, work, ROW_BLOCK), chosen.settings.weights
     # Compute the logits, losses and gradients of one chunk at a time.
-    for first in range(0, tokens, rows):
-        count = min(rows, tokens - first)
-        xc, logits = row_slice(x, first, count), row_slice(memory, 0, count)
-        matmul_into(logits, xc, transposed(weight), alpha=1 / labels.temperature)
-        grads = Array(memory.storage, (count, classes), (ratio * classes, 1), x.dtype, device, memory.offset * ratio)
+    for chunk in range(chosen.chunks):
+        chosen.gather(dense, x, chunk)
+        limit = chosen.limit("m", chunk)
+        matmul_into(logits, dense, transposed(weight), alpha=1 / chosen.settings.temperature, limit=limit)
         launch(
-            chunk_cross_entropy_kernel, count, losses, grads, logits, labels.array, faults.flag(device), g, first,
-            *labels.values, labels.site, ratio * classes, 0 if g is None else g.strides[0],
-            GRADS=dx is not None or dw is not None, WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
+            chunk_cross_entropy_kernel, rows, losses, grads, logits, *chosen.arguments(chunk), g, classes,
+            ratio * classes, 0 if g is None else g.strides[0], GRADS=dx is not None or dw is not None,
+            WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip
-        if dx is not None:
-            matmul_into(row_slice(dx, first, count), grads, weight, alpha=scale, one_chain=False)
-        if sum_dw is not None:
-            matmul_into(sum_dw, transposed(grads), xc, accumulate=first > 0, alpha=scale, one_chain=False)
+        add_gradients(dx, sum_dw, grads, dense, weight, chosen, chunk, scale)
     if dw is not None and narrow and sum_dw is not None:
         elementwise(identity, dw, sum_dw, work=float32)
-    return losses
