@@ -21,7 +21,7 @@ from genesis.kernels.gemm.low_rank import (
     chain_product,
     low_rank_product,
     make_u,
-    scale_columns_into,
+    scale_columns,
     terms_of,
 )
 from genesis.ops.linalg import is_wide_enough
@@ -121,4 +121,4 @@ def _adapted(
         parts = [columns(a, [w.shape[0] for w in weights]) for a in (*matrices, contiguous(factors))]
         residual_rows = None if residual is None else as_matrix(residual)
         for i, (part, source, c) in enumerate(zip(*parts, strict=True)):
-            scale_columns_into(part, source, c, contiguous(biases[i]) if biases else None, residual_rows)
+            scale_columns(part, source, c, biases[i] if biases else None, residual_rows)

@@ -19,11 +19,11 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, float64
-from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, program_indices, work_type
+from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_into
 from genesis.kernels.norm.norm import sum_partials
-from genesis.kernels.pointwise.elementwise import fill
+from genesis.kernels.pointwise.elementwise import elementwise, fill
 from genesis.kernels.pointwise.random import dropout
 from genesis.ops.elementwise import add, cast, copy, div, maximum, mul, sqrt
 from genesis.ops.linalg import mixed_matmul, transposed
@@ -334,20 +334,18 @@ def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
 
 
 @triton.jit
-def scale_columns_kernel(p_y, p_z, p_c, p_b, p_residual, n, h, sy, sz, WORK: tl.constexpr, INT64: tl.constexpr,
-                         BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
-    """Store c∘z + b + residual of a tile [BN, BH]. The residual has y's strides."""
-    i_n, i_h = program_indices(BN, INT64), tl.program_id(1) * BH + tl.arange(0, BH)
-    m_h = i_h < h
-    m = (i_n < n)[:, None] & m_h[None, :]
-    o_y = (i_n * sy)[:, None] + i_h[None, :]  # [BN, BH]
-    z = converted(tl.load(p_z + (i_n * sz)[:, None] + i_h[None, :], mask=m, other=0), WORK)  # [BN, BH]
-    y = z * converted(tl.load(p_c + i_h, mask=m_h, other=0), WORK)[None, :]  # [BN, BH]
-    if p_b is not None:
-        y += converted(tl.load(p_b + i_h, mask=m_h, other=0), WORK)[None, :]  # [BN, BH]
-    if p_residual is not None:
-        y += converted(tl.load(p_residual + o_y, mask=m, other=0), WORK)  # [BN, BH]
-    tl.store(p_y + o_y, converted(y, p_y.dtype.element_ty), mask=m)
+def scaled(z, c):
+    return z * c
+
+
+@triton.jit
+def scaled_and_one(z, c, x):
+    return z * c + x
+
+
+@triton.jit
+def scaled_and_two(z, c, x, y):
+    return z * c + x + y
 
 
 @triton.jit
@@ -364,48 +362,19 @@ def column_sums_kernel(p_partial, p_g, p_z, n, h, sg, sz, WORK: tl.constexpr, BN
     tl.store(p_partial + tl.program_id(1).to(tl.int64) * h + i_h, tl.sum(b_sum, 0), mask=m_h)
 
 
-@triton.jit
-def scale_rows_kernel(p_o, p_w, p_c, n, k, sw, so, WORK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Store c∘W of a tile [BN, BK]."""
-    i_n, i_k = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN), tl.program_id(1) * BK + tl.arange(0, BK)
-    m = (i_n < n)[:, None] & (i_k < k)[None, :]
-    w = converted(tl.load(p_w + (i_n * sw)[:, None] + i_k[None, :], mask=m, other=0), WORK)  # [BN, BK]
-    c = converted(tl.load(p_c + i_n, mask=i_n < n, other=0), WORK)  # [BN]
-    tl.store(p_o + (i_n * so)[:, None] + i_k[None, :], converted(w * c[:, None], p_o.dtype.element_ty), mask=m)
-
-
 @cuda_impl("scale_columns")
 def scale_columns(
     out: Array, z: Array, factors: Array, bias: Array | None = None, residual: Array | None = None
 ) -> None:
+    """Write out = c∘z + bias + residual; z may be out."""
+    added = [x for x in (bias, residual) if x is not None]
     if out.size:
-        bias, residual = (None if x is None else contiguous(x) for x in (bias, residual))
-        scale_columns_into(
-            as_matrix(out), as_matrix(contiguous(z)), contiguous(factors), bias, residual and as_matrix(residual)
-        )
-
-
-def scale_columns_into(y: Array, z: Array, factors: Array, bias: Array | None, residual: Array | None) -> None:
-    """Write y = c∘z + bias + residual. Rows may have any stride (the residual the same as y), and z may be y."""
-    (n, h), work = y.shape, work_type(z.dtype)
-    columns = min(triton.next_power_of_2(h), 256)
-    rows = min(max(1, 2048 // columns), triton.next_power_of_2(n))
-    wide = needs_int64((n, h), y.strides, z.strides)
-    launch(
-        scale_columns_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), y, z, factors, bias, residual, n, h,
-        y.strides[0], z.strides[0], WORK=TRITON[work.name], INT64=wide, BN=rows, BH=columns,
-    )  # fmt: skip
+        elementwise((scaled, scaled_and_one, scaled_and_two)[len(added)], out, z, factors, *added, work=z.dtype)
 
 
 @cuda_impl("scale_rows")
 def scale_rows(out: Array, w: Array, factors: Array) -> None:
-    w, (n, k) = contiguous(w), w.shape
-    columns = min(triton.next_power_of_2(max(k, 1)), 512)
-    rows = min(max(1, 4096 // columns), triton.next_power_of_2(max(n, 1)))
-    launch(
-        scale_rows_kernel, (triton.cdiv(n, rows), triton.cdiv(k, columns)), out, w, contiguous(factors), n, k,
-        w.strides[0], out.strides[0], WORK=TRITON[work_type(w.dtype).name], BN=rows, BK=columns,
-    )  # fmt: skip
+    elementwise(scaled, out, w, factors.view((w.shape[0], 1), (factors.strides[0], 0), factors.offset), work=w.dtype)
 
 
 def column_sums_into(sums: Array, g: Array, z: Array) -> None:
