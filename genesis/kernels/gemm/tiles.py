@@ -124,12 +124,14 @@ UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 
 SECTORS = 2.2  # the same factor for copies by threads, whatever the alignment
 THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 2.2, 0.86, 60e3  # like `LAUNCH` and so on, for copies by threads
 REDUCE, FMA_REDUCE, PART_BYTES = 2.0, 1.1, 4e6  # the kernel that adds parts, of float32; storing and adding them
+LARGE_PARTS = 3.0  # parts of large tiles, of operands whose rows are aligned to 128 bytes
 COPY, COPY_BYTES, TRANSPOSED_BYTES = 0.9, 2.15e6, 1.5e6  # copying an operand; transposing it
 RESTART_BYTES = 15.6e3  # an SM's residuals and results, where they do not overlap a main loop
 # Warp-specialized tiles with a residual: the start of the kernel, and a tile's time besides its steps, by its columns.
 WS_START, WS_TILES = 0.8, {256: 4.0, 128: 1.6}
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
+EQUALS = 1.02  # the time of tiles that are slower where the model sees no difference
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 # Without tensor cores: cycles of four warps per element of a thread and per load of its operands, then the time of a
 # step's barriers, and of its loads.
@@ -237,7 +239,8 @@ def _copies(p: Problem, t: GemmTile) -> list[str]:
     if not t.by_tma or t.bm * t.bn < LARGE:
         return [""]
     a, b = (x * (pitch % 128 != 0) for x, pitch in zip("ab", p.pitches, strict=True))
-    return sorted({"", a, b, a + b})
+    # Few unaligned rows of A arrive as late as many of B.
+    return sorted({"", a, a + b, b if t.bn <= 2 * t.bm or not a else ""})
 
 
 def _splits(tiles: int, steps: int, programs: int) -> set[int]:
@@ -284,6 +287,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     time = (LAUNCH if t.by_tma or not p.has_tma else THREAD_LAUNCH) + _overlapped(time, nbytes / DRAM_BYTES)
     if s.split > 1:
         time += (REDUCE if p.has_tma else FMA_REDUCE) + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
+        time += LARGE_PARTS * (t.bm * t.bn >= LARGE and 1 in (a, b))
     if p.residual:
         if t.is_single:  # a residual that is not loaded before the main loop is waited for, too
             waited = -(-s.full // (sm_count * per_sm)) - (s.split == 1)
@@ -293,7 +297,8 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     for x, size, is_transposed in zip("ab", sizes, (p.layout[0] == "t", p.layout[1] == "n"), strict=True):
         speed = TRANSPOSED_BYTES if is_transposed and p.kind == "tf32" else COPY_BYTES
         time += (COPY + size * p.item / speed) * (x in t.copies)
-    return time
+    is_wide = t.by_tma and t.is_single and t.bm < t.bn and p.m > p.n
+    return time * (EQUALS if is_wide or (per_sm > 1 and t.bm * t.bn >= LARGE) else 1)
 
 
 def _overlapped(*times: float) -> float:
