@@ -7,7 +7,7 @@ left as they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,10 @@ def hasten() -> None:
         _keep_promotions(semantic)
     if hasattr(core, "_unwrap_shape") and hasattr(semantic, "broadcast_impl_value"):
         _keep_shapes(core, semantic, interpreter)
+    if hasattr(semantic, "arange"):
+        semantic.arange = _cached(semantic.arange)
+    if hasattr(interpreter, "_convert_float"):
+        _convert_at_once(interpreter)
     options = getattr(getattr(interpreter, "interpreter_builder", None), "options", None)
     if hasattr(options, "sanitize_overflow") and not options.debug:
         # checks that are computed for every sum and product, and looked at with `debug` alone
@@ -83,9 +87,178 @@ def _call_at_once(interpreter: Any) -> None:
             keywords["_semantic"] = interpreter.interpreter_semantic
             return function(*args, **keywords)
 
+        if obj is interpreter.tl.core.tensor and remember is not None and name in OPERATORS:
+            called = remember(called, OPERATORS[name])
+        elif obj is interpreter.tl.core.tensor and name == "__getitem__":
+            called = _expand_at_once(interpreter, called)
         scope.set_attr(obj, name, called)
 
+    remember = _operators(interpreter)
     interpreter._patch_attr = patch
+
+
+def _cached(method: Any) -> Any:
+    """A method whose arguments can be told apart; its results are never changed."""
+    keep = functools.cache(method)
+    return lambda self, start, end, **others: method(self, start, end, **others) if others else keep(self, start, end)
+
+
+def _convert_at_once(interpreter: Any) -> None:
+    """Between float32 and bfloat16, which truncates here, all but subnormals by a shift."""
+    convert = interpreter._convert_float
+
+    def converted(values: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+        if rounding is not None or {given.name, wanted.name} != {"bf16", "fp32"}:
+            return convert(values, given, wanted, rounding)
+        bits = values.view(np.uint32 if given.name == "fp32" else np.uint16)
+        exponents = bits & (0x7F800000 if given.name == "fp32" else 0x7F80)
+        if np.any(bits[exponents == 0] << 1):
+            return convert(values, given, wanted, rounding)
+        return (bits >> 16).astype(np.uint16) if given.name == "fp32" else bits.astype(np.uint32) << 16
+
+    interpreter._convert_float = converted
+
+
+def _expand_at_once(interpreter: Any, slow: Any) -> Any:
+    """`x[:, None]` of a block, whose type is made the first time."""
+    tensor, handle, whole = interpreter.tl.core.tensor, interpreter.TensorHandle, slice(None)
+    known: dict[Any, tuple[Any, ...]] = {}
+
+    def index(x: Any, places: Any) -> Any:
+        if type(places) is not tuple or not x.type.sizes or any(p is not None and p != whole for p in places):
+            return slow(x, places)
+        key = x.dtype.name, x.type.sizes, tuple(p is None for p in places)
+        if key not in known:
+            result = slow(x, places)
+            if x.handle.data[places].shape == result.handle.data.shape:
+                known[key] = result.handle.dtype, result.type, result.dtype, result.numel, result.shape
+            return result
+        held, made = object.__new__(handle), object.__new__(tensor)
+        held.data, held.attr, made.handle = x.handle.data[places], {}, held
+        held.dtype, made.type, made.dtype, made.numel, made.shape = known[key]
+        return made
+
+    return index
+
+
+# Operators of tensors, and whether the second operand stands on the left.
+OPERATORS = {f"__{name}__": False for name in ["lt", "le", "gt", "ge", "eq", "ne"]}
+for _name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift"]:
+    OPERATORS |= {f"__{_name}__": False, f"__r{_name}__": True}
+PLAIN = {f"{kind}{bits}" for kind in ("int", "uint", "fp") for bits in (8, 16, 32, 64)} - {"fp8"} | {"int1"}
+BITWISE = (np.bitwise_and, np.bitwise_or, np.bitwise_xor)
+
+
+class _Calls(list[tuple[Any, Any, Any]]):
+    """Functions of numpy that the interpreter calls while an operator is computed, and their operands."""
+
+    def __init__(self, interpreter: Any) -> None:
+        super().__init__()
+        self.are_wanted = False
+        builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+        of_two, divided, moved = builder.binary_op, builder.create_idiv, builder.create_addptr
+
+        def note_two(builder: Any, x: Any, y: Any, function: Any) -> Any:
+            self.note(function, x, y)
+            return of_two(builder, x, y, function)
+
+        def note_divided(builder: Any, x: Any, y: Any) -> Any:
+            def quotient(a: Any, b: Any) -> Any:
+                return divided(builder, handle(a, x.dtype), handle(b, y.dtype)).data
+
+            self.note(quotient, x, y)
+            return divided(builder, x, y)
+
+        def note_moved(builder: Any, pointer: Any, offset: Any) -> Any:
+            size = np.uint64(max(1, pointer.get_element_ty().primitive_bitwidth // 8))
+            self.note(lambda a, b: a + size * b.astype(np.uint64), pointer, offset)
+            return moved(builder, pointer, offset)
+
+        builder.binary_op, builder.create_idiv, builder.create_addptr = note_two, note_divided, note_moved
+
+    def note(self, function: Any, x: Any, y: Any) -> None:
+        if self.are_wanted:
+            self.append((function, x.data, y.data))
+
+    def during(self, function: Any, *operands: Any) -> Any:
+        """The function's result, and only its calls here."""
+        self.clear()
+        self.are_wanted = True
+        try:
+            return function(*operands)
+        finally:
+            self.are_wanted = False
+
+    def as_one(self, a: Any, b: Any, is_reflected: bool, result: Any) -> Any:
+        """What gave `result`, as one call; False if it was more than that."""
+        tensors = [a, result] if isinstance(b, (int, float)) else [a, b, result]
+        if len(self) != 1 or any(not (t.dtype.is_ptr() or t.dtype.name in PLAIN) for t in tensors):
+            return False
+        if any(t.dtype.is_ptr() for t in tensors) and (is_reflected or not a.dtype.is_ptr()):
+            return False  # the pointer comes first
+        function, left, right = self[0]
+        if left.dtype == right.dtype == bool and function not in BITWISE:
+            return False
+        own, other = (right, left) if is_reflected else (left, right)
+        number = other.reshape(-1)[:1].copy() if len(tensors) == 2 else None
+        x, y = a.handle.data.astype(own.dtype), b.handle.data.astype(other.dtype) if number is None else number
+        wanted, found = result.handle.data, function(y, x) if is_reflected else function(x, y)
+        last = None if found.dtype == wanted.dtype else wanted.dtype
+        found = found.astype(wanted.dtype)
+        if found.shape != wanted.shape or found.tobytes() != wanted.tobytes():
+            return False
+        first = None if own.dtype == a.handle.data.dtype else own.dtype
+        second = None if number is not None or other.dtype == b.handle.data.dtype else other.dtype
+        described = result.type, result.dtype, result.numel, result.shape
+        return function, first, second, number, last, result.handle.dtype, *described
+
+
+def _operators(interpreter: Any) -> Callable[[Any, bool], Any] | None:
+    """Wraps operators of tensors: types and shapes are looked through for the first operands that have them.
+
+    The first time, it is noted which function of numpy was called and with which dtypes; and the function is kept if it
+    gives the same bits without the rest. All else is left to the interpreter, as floats that numpy does not have.
+    """
+    tensor, constant, handle = interpreter.tl.core.tensor, interpreter.tl.core.constexpr, interpreter.TensorHandle
+    if any(not hasattr(interpreter.InterpreterBuilder, f) for f in ("binary_op", "create_idiv", "create_addptr")):
+        return None
+    calls = _Calls(interpreter)
+
+    def remember(slow: Any, is_reflected: bool) -> Any:
+        plans: dict[Any, Any] = {}
+
+        def operator(a: Any, b: Any) -> Any:
+            if type(b) is constant:
+                b = b.value
+            kind, x, y = type(b), a.handle.data, None
+            if kind is tensor:
+                y = b.handle.data
+                key = (a.dtype.name, a.type.sizes, x.dtype, b.dtype.name, b.type.sizes, y.dtype)
+            elif kind is int or kind is float:
+                key = (a.dtype.name, a.type.sizes, x.dtype, kind, b or repr(b))  # the two zeros are equal
+            else:
+                return slow(a, b)
+            known = plans.get(key)
+            if known is None:
+                result = calls.during(slow, a, b)
+                plans[key] = calls.as_one(a, b, is_reflected, result) if type(result) is tensor else False
+                calls.clear()
+                return result
+            if not known:
+                return slow(a, b)
+            function, own, other, number, last, handle_type, *described = known
+            x = x if own is None else x.astype(own)
+            y = number if number is not None else y if other is None else y.astype(other)
+            data = function(y, x) if is_reflected else function(x, y)
+            held, made = object.__new__(handle), object.__new__(tensor)
+            held.data, held.dtype, held.attr = data if last is None else data.astype(last), handle_type, {}
+            made.handle = held
+            made.type, made.dtype, made.numel, made.shape = described
+            return made
+
+        return operator
+
+    return remember
 
 
 def _keep_promotions(semantic: Any) -> None:
