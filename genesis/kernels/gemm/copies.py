@@ -28,21 +28,8 @@ from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
-MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied first
+MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied to another layout first
 MIN_USES = 3  # uses of each element that save as much as an extra read and write costs
-
-
-def copy_is_profitable(elements: int, multiply_adds: int) -> bool:
-    """Return whether copying a K-major operand B of an exact float32 GEMM to MN-major saves more than it costs.
-
-    Threads of such GEMMs load 16 bytes each from shared memory, neighbouring threads from neighbouring columns. If B is
-    K-major, these columns are in the same banks, and a load takes 32 cycles instead of 4.
-
-    Args:
-        elements: elements of the operand.
-        multiply_adds: multiply-adds of the GEMM.
-    """
-    return multiply_adds >= max(MIN_MULTIPLY_ADDS, MIN_USES * elements)
 
 
 def transposed_copy(out: Array, x: Array) -> bool:

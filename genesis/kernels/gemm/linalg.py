@@ -27,13 +27,12 @@ from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
-from genesis.kernels.gemm import gemm
+from genesis.kernels.gemm import copies, gemm
 from genesis.kernels.gemm.copies import (
     MIN_EXTENT,
     aligned_columns,
     aligned_copy,
     alignment_is_profitable,
-    copy_is_profitable,
     transposed_copy,
 )
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
@@ -434,7 +433,7 @@ def _regions(p: Gemm) -> tuple[TmaRegion | None, TmaRegion | None]:
 
 def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Problem:
     item = p.a.array.dtype.itemsize
-    is_specializable = kind == "half" and e.is_early and _has_weight(p)
+    is_specializable = kind == "half" and e.is_early and p.limit is None and _has_weight(p)
     return Problem(
         kind, "nt"[a.transposed] + "nt"[b.transposed], p.m, p.n, p.k, p.matrices, item, p.o.array.dtype.itemsize,
         (a.strides[-2] * item, b.strides[-2] * item), e.reads, e.scales is None,
@@ -514,10 +513,12 @@ def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) 
 
 
 def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
-    """Return the GEMM with an MN-major operand B if that is profitable; see `copy_is_profitable`.
+    """Return the GEMM with an MN-major operand B if that is profitable.
 
-    An M-major operand A becomes B without a copy. Otherwise one operand is copied, the smaller one if possible. In a
-    tile of 64 x 64 x 16, shared memory reads then take 768 cycles (2560 with a K-major B), multiply-adds 512.
+    Threads of exact float32 GEMMs load 16 bytes each from shared memory, neighbouring threads from neighbouring
+    columns. If B is K-major, these columns are in the same banks, and a load takes 32 cycles instead of 4. An M-major
+    operand A becomes B without a copy. Otherwise one operand is copied, the smaller one if possible. In a tile of 64 x
+    64 x 16, shared memory reads then take 768 cycles (2560 with a K-major B), multiply-adds 512.
     """
     if p.b.row != 1 or p.b.column == 1 or e.scales is not None:
         return p, e
@@ -532,12 +533,9 @@ def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
 
 def _b_copy_is_profitable(p: Gemm) -> bool:
     """Return whether B is K-major and copying it to MN-major saves more than it costs."""
-    return (
-        p.b.row == 1
-        and min((*p.b.batch, p.b.column)) >= 0
-        and min(p.k, p.n) >= MIN_EXTENT
-        and copy_is_profitable(_b_elements(p), p.matrices * p.m * p.n * p.k)
-    )
+    if p.b.row != 1 or min((*p.b.batch, p.b.column)) < 0 or min(p.k, p.n) < MIN_EXTENT:
+        return False
+    return p.matrices * p.m * p.n * p.k >= max(copies.MIN_MULTIPLY_ADDS, copies.MIN_USES * _b_elements(p))
 
 
 def _b_elements(p: Gemm) -> int:

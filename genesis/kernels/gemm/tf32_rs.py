@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from genesis.array import Array
 from genesis.backend.cuda import backend_of
-from genesis.backend.cuda.driver import Properties, is_interpreted
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import is_describable
 from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load, tma_tiles
@@ -83,10 +83,14 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
 
 
 def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
-    """Write out = x·y for float32 with contiguous rows, in tf32. Return False, without launching, if it is slower."""
-    (m, k), n, (bm, bn, bk) = x.shape, y.shape[1], TILE
-    tiles = triton.cdiv(m, bm) * triton.cdiv(n, bn)
-    if is_interpreted() or not _is_faster(tiles, k, backend_of(out.device).driver.properties):
+    """Write out = x·y for float32 with contiguous rows, in tf32. Return False, without launching, if it is slower: it
+    is faster on Hopper, with few rounds that fill the SMs, and few steps beyond k.
+    """
+    (m, k), n, (bm, bn, bk), properties = x.shape, y.shape[1], TILE, backend_of(out.device).driver.properties
+    tiles, steps = triton.cdiv(m, bm) * triton.cdiv(n, bn), triton.cdiv(k, 2 * STAGES * bk) * 2 * STAGES
+    rounds = triton.cdiv(tiles, properties.sm_count)
+    is_full = tiles >= MIN_UTILIZATION * rounds * properties.sm_count and k >= MIN_UTILIZATION * steps * bk
+    if is_interpreted() or properties.capability[0] != 9 or rounds > MAX_ROUNDS or not is_full:
         return False
     if m * out.strides[0] >= 1 << 31 or not all(is_describable(a, a.shape, a.strides) for a in (x, y)):
         return False
@@ -95,14 +99,3 @@ def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
         BM=bm, BN=bn, BK=bk, STAGES=STAGES, WARPS=WARPS, num_warps=WARPS,
     )  # fmt: skip
     return True
-
-
-def _is_faster(tiles: int, k: int, properties: Properties) -> bool:
-    """Return whether the kernel is faster: on Hopper, with few rounds that fill the SMs, and few steps beyond k."""
-    rounds = triton.cdiv(tiles, properties.sm_count)
-    return (
-        properties.capability[0] == 9
-        and rounds <= MAX_ROUNDS
-        and tiles >= MIN_UTILIZATION * rounds * properties.sm_count
-        and k >= MIN_UTILIZATION * triton.cdiv(k, 2 * STAGES * TILE[2]) * 2 * STAGES * TILE[2]
-    )
