@@ -23,9 +23,9 @@ def schedule(graph: Graph) -> Program:
     devices = {v.device.type for call in graph.calls for v in call.outputs}
     make: Callable[[Group, list[Value]], Any] = BlockStep
     if devices == {"cuda"}:
-        from genesis.compiler.source import expression_of, step_of
+        from genesis.compiler.source import GroupStep, expression_of
 
-        make = step_of
+        make = GroupStep
 
         def is_point(call: Call) -> bool:
             return point_like(call) and expression_of(call) is not None

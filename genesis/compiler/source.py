@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import linecache
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from genesis.kernels.elements import (
     offsets_after,
     work_type,
 )
-from genesis.kernels.formulas import tile_function
+from genesis.kernels.formulas import jit_source, literal, tile_function
 from genesis.kernels.pointwise.elementwise import Expression, expression, identity, scalar_argument
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -60,7 +59,6 @@ def expression_of(call: Call) -> Expression | None:
 # --- The kernel of a group --------------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False)
 class GroupStep:
     """A group as a step of a program: a kernel, and the ops that reduce its partial results.
 
@@ -68,18 +66,43 @@ class GroupStep:
         reads: the roots in memory that the kernel loads.
         results: the roots that it stores.
         source: the Triton source.
+        operands: windows, in the order of the kernel's pointers.
+        strides: strides over the space of stored values, operands and indices.
+        tile: R, C and the sizes of further pieces; or BLOCK, 0.
     """
 
-    group: Group
-    reads: list[Value]
-    results: list[Value]
-    source: str
-    kernel: Any
-    operands: list[Value]  # windows, in the order of the kernel's pointers
-    stored: list[Value]
-    strides: list[Shape]  # strides over the space of stored values, operands and indices
-    tile: tuple[int, ...]  # R, C and the sizes of further pieces; or BLOCK, 0
-    tiles: int
+    def __init__(self, group: Group, stored: list[Value]) -> None:
+        self.group, self.stored = group, [v for v in stored if v in group.places]
+        writer = _written(group, self.stored)
+        if group.split is None and not group.partial and (split := _rows(group.space, writer.strides)) is not None:
+            group.split = split  # then addresses need no division of element numbers
+            writer = _written(group, self.stored)
+        self.operands, self.strides = writer.operands, writer.strides
+        self.reads = list(dict.fromkeys(v.root for v in self.operands))
+        self.results = [*self.stored, *(call.outputs[0] for call in group.partial)]
+        # The name depends on nothing but the source, so that another process finds the machine code in the cache.
+        source = writer.source("kernel", len(self.stored))
+        digest = hashlib.sha256(source.encode()).hexdigest()[:8]
+        title = "_".join([*(call.op.name for call in group.calls[:4]), digest])
+        self.source = source.replace("def kernel(", f"def {title}(", 1)
+        self.kernel = jit_source(self.source, title, writer.globals, "genesis.compiler.generated")
+        self.tile, self.tiles = self._tiling(writer)
+
+    def _tiling(self, writer: _Writer) -> tuple[tuple[int, ...], int]:
+        """The tile of a program, and the number of tiles."""
+        group = self.group
+        if group.split is None:
+            return (1024, 0), -(-numel(group.space) // 1024)
+        if writer.is_looped:
+            return (1, LOOP_TILE), group.rows
+        if not writer.is_blocked:
+            rows = min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows))
+            return (max(1, rows), *writer.pieces), -(-group.rows // max(1, rows))
+        columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
+        rows = 1024 // columns
+        if _is_transposed(group.space, group.split, self.strides):  # 64 bytes or more along both contiguous dimensions
+            rows = columns = 32 if max(v.dtype.itemsize for v in (*self.stored, *self.operands)) > 2 else 64
+        return (rows, columns), -(-group.rows // rows) * -(-group.columns // columns)
 
     @property
     def calls(self) -> list[Call]:
@@ -203,8 +226,12 @@ class _Writer:
             "converted": converted,
             "offsets": offsets,
             "offsets_after": offsets_after,
-            "jit": triton.jit,
         }
+
+    @property
+    def strides(self) -> list[Shape]:
+        """Strides over the space of stored values, operands and indices."""
+        return [*(self.group.places[v] for v in self.stored), *self.windows, *self.indices]
 
     @property
     def tile(self) -> str:
@@ -266,7 +293,7 @@ class _Writer:
         """An operand as an expression in the work type of an op."""
         if not isinstance(x, Value):
             shape = "[1]" if self.group.split is None else "[1, 1]"
-            return f"tl.full({shape}, {_literal(scalar_argument(x, work))}, {_word(work)})"
+            return f"tl.full({shape}, {literal(scalar_argument(x, work))}, {_word(work)})"
         if x.root in self.names:
             name = self.names[x.root]
         else:
@@ -387,7 +414,7 @@ class _Writer:
         else:
             where = self.address(e, shape)[0]
             keeps = f"{self.function(random.kept, 'kept')}({pointer}, {where}, {attrs})"
-        scale = _literal(float(1 / (1 - p) if p < 1 else 0))
+        scale = literal(float(1 / (1 - p) if p < 1 else 0))
         word = _word(work)
         text = f"tl.where({keeps}, tl.full([1] * {shape.count(',') + 1}, {scale}, {word}), 0.0) * {value}"
         self.keep(call, text, work, shape)
@@ -443,7 +470,7 @@ class _Writer:
 
     @staticmethod
     def full(value: float, work: DType) -> str:
-        return f"tl.full([1, 1], {_literal(value)}, {_word(work)})"
+        return f"tl.full([1, 1], {literal(value)}, {_word(work)})"
 
     def total(self, j: int, call: Call) -> None:
         """Write a reduction over rows or over all elements. Each program stores the partial result of its tiles."""
@@ -546,7 +573,7 @@ class _Writer:
             loop, body = [f"for tile in range(tl.program_id(0), {count}, programs):"], [pad + line for line in body]
         text = [piece for line in (*head, *loop, *body, *self.after) for piece in self.lines_of_pieces(line)]
         signature = f"def {title}({', '.join(arguments)}, INT64: tl.constexpr, {constants}):"
-        return "\n".join(["@jit", signature, *(pad + line for line in text)]) + "\n"
+        return "\n".join([signature, *(pad + line for line in text)]) + "\n"
 
 
 def _word(dtype: DType) -> str:
@@ -558,58 +585,13 @@ _WORDS = {name: next(n for n in dir(tl) if getattr(tl, n) is kind) for name, kin
 _WORDS = {name: f"tl.{word}" for name, word in _WORDS.items()}
 
 
-def _literal(value: Any) -> str:
-    text = repr(float(value) if isinstance(value, float) else int(value))
-    return f'float("{text}")' if text in ("inf", "-inf", "nan") else text
-
-
 def _extreme(work: DType, op: str) -> str:
     """The neutral value of amax or amin."""
     if work.is_floating_point:
-        return 'float("-inf")' if op == "amax" else 'float("inf")'
-    if work is bool_:
-        return "0" if op == "amax" else "1"
-    info = np.iinfo(work.numpy)
-    return str(info.min if op == "amax" else info.max)
-
-
-def step_of(group: Group, stored: list[Value]) -> GroupStep:
-    """Write the kernel of a group and return its step.
-
-    Args:
-        stored: values that are read outside of the group.
-    """
-    stored = [v for v in stored if v in group.places]
-    writer = _written(group, stored)
-    strides = [*(group.places[v] for v in stored), *writer.windows, *writer.indices]
-    if group.split is None and not group.partial and (split := _rows(group.space, strides)) is not None:
-        group.split = split  # then addresses need no division of element numbers
-        writer = _written(group, stored)
-    # The name depends on nothing but the source, so that another process finds the machine code in the cache.
-    source = writer.source("kernel", len(stored))
-    digest = hashlib.sha256(source.encode()).hexdigest()[:8]
-    title = "_".join([*(call.op.name for call in group.calls[:4]), digest])
-    source = source.replace("def kernel(", f"def {title}(", 1)
-    tile: tuple[int, ...] = (1024, 0)
-    if group.split is None:
-        tiles = -(-numel(group.space) // tile[0])
-    elif writer.is_blocked:
-        columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
-        tile = (1024 // columns, columns)
-        if _is_transposed(group.space, group.split, strides):  # 64 bytes or more along both contiguous dimensions
-            tile = (32, 32) if max(v.dtype.itemsize for v in (*stored, *writer.operands)) > 2 else (64, 64)
-            columns = tile[1]
-        tiles = -(-group.rows // tile[0]) * -(-group.columns // columns)
-    elif writer.is_looped:
-        tile, tiles = (1, LOOP_TILE), group.rows
+        lowest, highest = -math.inf, math.inf
     else:
-        rows = min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows))
-        tile = (max(1, rows), *writer.pieces)
-        tiles = -(-group.rows // tile[0])
-    reads = list(dict.fromkeys(v.root for v in writer.operands))
-    results = [*stored, *(call.outputs[0] for call in group.partial)]
-    kernel = _jit(source, title, writer.globals)
-    return GroupStep(group, reads, results, source, kernel, writer.operands, stored, strides, tile, tiles)
+        lowest, highest = (0, 1) if work is bool_ else (int(np.iinfo(work.numpy).min), int(np.iinfo(work.numpy).max))
+    return literal(lowest if op == "amax" else highest)
 
 
 def _written(group: Group, stored: list[Value]) -> _Writer:
@@ -649,12 +631,3 @@ def _is_transposed(space: Shape, k: int, strides: list[Shape]) -> bool:
     wide = [d for d, n in enumerate(space) if n > 1]
     row, column = max((d for d in wide if d < k), default=0), max(d for d in wide if d >= k)
     return min(space[row], numel(space[k:])) >= 16 and any(st[row] == 1 and st[column] > 1 for st in strides)
-
-
-def _jit(source: str, title: str, names: dict[str, Any]) -> Any:
-    """Compile the source of a kernel. `inspect` and Triton find it in the cache of `linecache`."""
-    filename = f"<genesis compiled {title}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    namespace = {**names, "__name__": "genesis.compiler.generated"}
-    exec(compile(source, filename, "exec"), namespace)
-    return namespace[title]

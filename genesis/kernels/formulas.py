@@ -78,7 +78,7 @@ class _Source:
         if name == "dtype":
             return f"{operands[0]}.dtype"
         text = self.steps.get(name) or f"{name}({', '.join(['{}'] * len(operands))})"
-        words = ["tl.float64" if x is np.float64 else x if isinstance(x, str) else _literal(x) for x in operands]
+        words = ["tl.float64" if x is np.float64 else x if isinstance(x, str) else literal(x) for x in operands]
         if "({}, {})" in text or "({0}, {1})" in text:  # a function takes tiles of one type
             like = next(x for x in operands if isinstance(x, str))
             tiles = zip(operands, words, strict=True)
@@ -87,7 +87,8 @@ class _Source:
         return f"v{len(self.lines) - 1}"
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Return a number as source."""
     text = repr(value.item() if isinstance(value, np.generic) else value)
     return f'float("{text}")' if text in ("inf", "-inf", "nan") else text
 
@@ -103,11 +104,15 @@ def tile_function(name: str, form: str = "exact") -> Any:
     results = computed(formula, source.step, *operands)
     returned = ", ".join(results) if isinstance(results, tuple) else results
     head = f"def {title}({', '.join(operands)}):"
-    text = "\n".join([head, *source.lines, f"    return {returned}", ""])
+    return jit_source("\n".join([head, *source.lines, f"    return {returned}", ""]), title, _NAMES, __name__)
+
+
+def jit_source(source: str, title: str, names: dict[str, Any], module: str) -> Any:
+    """Return the function `title` that `source` defines, under `triton.jit`."""
     filename = f"<genesis {title}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)  # `inspect` and Triton read it there
-    space = {**_NAMES, "__name__": __name__}
-    exec(compile(text, filename, "exec"), space)
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)  # read by `inspect` and Triton
+    space = {**names, "__name__": module}
+    exec(compile(source, filename, "exec"), space)
     return triton.jit(space[title])
 
 
