@@ -119,9 +119,9 @@ class Explanation:
 
     @classmethod
     def of(cls, compiled: Compiled) -> Explanation:
-        entries = [entry for found in compiled.entries.values() for entry in found[:1]]
-        forward = tuple(k for e in entries for k in _kernels(e.region.program))
-        backward = tuple(k for e in entries if e.region.backward for k in _kernels(e.region.backward_program))
+        programs = [entry.region.programs for found in compiled.entries.values() for entry in found[:1]]
+        forward = tuple(k for each in programs for k in _kernels(each[0]))
+        backward = tuple(k for each in programs for program in each[1:] for k in _kernels(program))
         breaks = tuple(dict.fromkeys(f"{b.line}: {b.reason}" for b in compiled.breaks.values()))
         lazy = compiled.lazy.pieces.values()
         pieces = tuple((f"{p.line}: {p.reason}", tuple(_kernels(p.program))) for p in lazy if p.program is not None)

@@ -170,12 +170,11 @@ class Entry:
 
     def lines(self) -> list[str]:
         """What the region computes, for a comparison with another trace."""
-        region = self.region
-        graphs = [region.program.graph, *([region.backward_program.graph] if region.backward else [])]
+        lines = [line for program in self.region.programs for line in program.graph.lines()]
         kept = [
             f"tensor {id(x)}" if isinstance(x, TensorBase) else f"constant {x.numpy().tolist()}" for x in self.captured
         ]
-        return [*(line for graph in graphs for line in graph.lines()), *kept, repr(self.described)]
+        return [*lines, *kept, repr(self.described)]
 
     def run(self, tensors: list[TensorBase]) -> Any:
         drawn = [] if self.position is None else [_reserve_draws(self.position, self.draws)]

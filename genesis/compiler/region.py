@@ -47,45 +47,40 @@ class Region:
     ) -> None:  # fmt: skip
         forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
-        storages = [id(t.array.storage) for t in outputs]
-        constants = [value for x, value in trace.captured if id(x) in trace.constants]
-        calls = list(forward.calls)
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
-        writes = [*forward.writes, *trace.changed()]
+        writes, arguments = [*forward.writes, *trace.changed()], list(forward.inputs)
         if writes and sources:
             raise Break("changes its inputs in place while gradients are recorded")
-        name = f"{name} {next(_numbers)}"
-        self.backward: Op | None = None
-        saved: list[Value] = []
-        arguments = list(forward.inputs)
-        if not self.differentiable:
-            inputs = [*arguments, *(value for _, value in trace.captured)]
-            first = Graph(inputs, calls, values, writes).without_common_calls()
-            first = first.with_own_memory(storages, constants).without_dead_calls()
-            values = first.outputs
-        else:
+        seeds, grads = list[Value](), list[Value | None]()
+        if self.differentiable:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
-            inputs = [*arguments, *(value for _, value in trace.captured)]
-            results = [*values, *(g for g in grads if g is not None)]
-            joint = Graph([*inputs, *seeds], forward.calls, results).without_common_calls()
-            self.joint = joint = joint.with_own_memory(storages, constants)
-            values, self.gradient_values = joint.outputs[: len(values)], joint.outputs[len(values) :]
-            saved, later = saved_values(joint, inputs, values, self.gradient_values)
-            first = Graph(inputs, joint.calls, [*values, *saved]).without_dead_calls()
+        self.inputs = inputs = [*arguments, *(value for _, value in trace.captured)]
+        results = [*values, *(g for g in grads if g is not None)]
+        joint = Graph([*inputs, *seeds], forward.calls, results, writes).without_common_calls()
+        storages = [id(t.array.storage) for t in outputs]
+        self.joint = joint.with_own_memory(storages, [v for x, v in trace.captured if id(x) in trace.constants])
+        self.values, self.gradient_values = self.joint.outputs[: len(values)], self.joint.outputs[len(values) :]
+        name, saved = f"{name} {next(_numbers)}", list[Value]()
+        runner: Any = Replayed if replays else lambda op, program: partial(program.launch, op)
+        if self.differentiable:
+            saved, later = saved_values(self.joint, inputs, self.values, self.gradient_values)
             self.backward_program = schedule(Graph([*saved, *seeds], later, self.gradient_values))
-            self.backward = region_op(f"{name} backward", self.backward_program)
+            self.run_backward = runner(region_op(f"{name} backward", self.backward_program), self.backward_program)
             self.gradient_inputs = [i for (_, i), g in zip(sources, grads, strict=True) if g is not None]
-        self.program = schedule(first)
-        self.values, self.inputs = values, inputs
+        self.program = schedule(
+            Graph(inputs, self.joint.calls, [*self.values, *saved], self.joint.writes).without_dead_calls()
+        )
         own = {v: i for i, v in enumerate(self.program.results)}
-        self.outputs = [(own.get(v.root), v) for v in values]  # None: a view of an input
+        self.outputs = [(own.get(v.root), v) for v in self.values]  # None: a view of an input
         # Backward reads inputs and outputs; the vjp takes them in this order.
         self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
-        self.forward = region_op(name, self.program, self._vjp if self.backward else None, self.saved)
-        runner: Any = Replayed if replays else lambda op, program: partial(program.launch, op)
+        self.forward = region_op(name, self.program, self._vjp if self.differentiable else None, self.saved)
         self.run_forward = runner(self.forward, self.program)
-        if self.backward is not None:
-            self.run_backward = runner(self.backward, self.backward_program)
+
+    @property
+    def programs(self) -> list[Program]:
+        """The program of forward, and that of backward if there is one."""
+        return [self.program, *([self.backward_program] if self.differentiable else [])]
 
     # --- Running ------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ computed again from slices of the operands, and so are a few elements that an in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+from genesis.compiler.fuse import same_strides
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.op import Op
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides
@@ -32,24 +33,18 @@ CHOOSE = Op("choose", _nowhere, _nowhere, elementwise=True, family="compiled", c
 DEPOSIT = Op("deposit", _nowhere, _nowhere, elementwise=True, family="compiled", cuda_impl=_nowhere)
 
 
-def starts_of(root: Shape, strides: Shape, window: Value | None = None, shape: Shape = (), offset: int = 0) -> Any:
+def starts_of(root: Shape, root_strides: Shape, shape: Shape, strides: Shape, offset: int) -> list[int] | None:
     """The first index of a slice in each dimension of the whole; None if the window is not such a slice."""
-    if window is not None:
-        shape, offset = window.shape, window.offset
-        if not _same(window.strides, strides, shape):
-            return None
-    if len(shape) != len(root) or any(st <= 0 for st, s in zip(strides, root, strict=True) if s > 1) or 0 in shape:
+    if not len(shape) == len(strides) == len(root) or 0 in shape or not same_strides(strides, root_strides, shape):
+        return None
+    if any(st <= 0 for st, s in zip(root_strides, root, strict=True) if s > 1):
         return None
     starts = [0] * len(root)
-    for d in sorted(range(len(root)), key=lambda d: -strides[d]):
+    for d in sorted(range(len(root)), key=lambda d: -root_strides[d]):
         if root[d] > 1:
-            starts[d], offset = divmod(offset, strides[d])
+            starts[d], offset = divmod(offset, root_strides[d])
     fits = all(a + s <= n for a, s, n in zip(starts, shape, root, strict=True))
     return starts if fits and offset == 0 else None
-
-
-def _same(a: Sequence[int], b: Sequence[int], shape: Shape) -> bool:
-    return len(a) == len(b) == len(shape) and all(x == y or s == 1 for x, y, s in zip(a, b, shape, strict=True))
 
 
 class Windows:
@@ -86,8 +81,7 @@ class Windows:
             *base, value = call.inputs
             around = base[0] if base else 0
             root = (base[0].shape, base[0].strides) if base else (attrs["source_shape"], attrs["source_strides"])
-            is_slice = _same(attrs["strides"], root[1], value.shape)
-            starts = starts_of(*root, shape=value.shape, offset=attrs["offset"]) if is_slice else None
+            starts = starts_of(*root, value.shape, attrs["strides"], attrs["offset"])
             smaller = [d for d, (s, n) in enumerate(zip(value.shape, root[0], strict=False)) if s != n]
             if starts is None or len(smaller) != 1 or value.dtype is not out.dtype:
                 return call
@@ -195,7 +189,7 @@ class Windows:
     def narrow(self, x: Value, depth: int = DEPTH) -> Value:
         """A slice of a computed value, computed from slices of the operands; x itself if that is impossible."""
         root = x.root
-        starts = None if root is x else starts_of(root.shape, root.strides, x)
+        starts = None if root is x else starts_of(root.shape, root.strides, x.shape, x.strides, x.offset)
         if starts is None:
             return x
 
