@@ -19,7 +19,7 @@ import numpy as np
 from genesis import random
 from genesis.array import Array, empty
 from genesis.autograd.autocast import autocasting, resumed, settings
-from genesis.autograd.graph import _sequence
+from genesis.autograd.graph import Edge, _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.backend import CPU, Device, as_device, current_cuda, mode
 from genesis.backend.cuda.dispatch import allow_tf32, layout_of
@@ -61,8 +61,8 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
         return (type(x), *[(key, flatten(each, tensors)) for key, each in x.items()])
     if isinstance(x, float):
         return (float, x.hex())
-    if isinstance(x, (slice, range)):
-        return (type(x), x.start, x.stop, x.step)
+    if isinstance(x, slice):  # not hashable
+        return (slice, x.start, x.stop, x.step)
     if isinstance(x, ATOMS):
         return (type(x), x)
     return ByIdentity(x)
@@ -92,8 +92,8 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
         return tensors[described[1]]
     if kind is float:
         return float.fromhex(described[1])
-    if kind in (slice, range):
-        return kind(*described[1:])
+    if kind is slice:
+        return slice(*described[1:])
     if issubclass(kind, dict):
         return kind((key, rebuild(each, tensors)) for key, each in described[1:])
     if issubclass(kind, (list, tuple)):
@@ -135,9 +135,8 @@ class Entry:
 
     Attributes:
         captured: what the region reads besides its arguments: tensors, or arrays of constants.
-        layouts: the layouts of these tensors; None for constants.
         described: the structure of the result.
-        outside: results that exist already, by index: the tensor, or the index of the argument.
+        outside: for each tensor of the result, the tensor or the index of the argument if it exists already.
         draws: number of counters that a run takes from the default generator.
         position: device of the generator's position, which is an input after the arguments; None without draws.
     """
@@ -145,15 +144,14 @@ class Entry:
     region: Region
     state: State
     captured: list[Any]
-    layouts: list[tuple[Any, ...] | None]
     described: Any
-    outside: dict[int, TensorBase | int]
+    outside: list[TensorBase | int | None]
     draws: int
     position: Device | None
-    count: int
 
     def __post_init__(self) -> None:
         self.tensors = [x for x in self.captured if isinstance(x, TensorBase)]
+        self.layouts = list(map(layout, self.tensors))
         self._facts: list[Any] = []  # of these tensors when their layouts were last compared
 
     def holds(self) -> bool:
@@ -162,9 +160,8 @@ class Entry:
             return False
         if list(map(_FACTS, self.tensors)) == self._facts:
             return True
-        for x, then in zip(self.captured, self.layouts, strict=True):
-            if then is not None and layout(x) != then:
-                return False
+        if list(map(layout, self.tensors)) != self.layouts:
+            return False
         self._facts = [] if any(t.base is not None for t in self.tensors) else list(map(_facts, self.tensors))
         return True
 
@@ -179,10 +176,7 @@ class Entry:
     def run(self, tensors: list[TensorBase]) -> Any:
         drawn = [] if self.position is None else [_reserve_draws(self.position, self.draws)]
         results = iter(self.region.run([*tensors, *drawn, *self.captured]))
-        values = []
-        for i in range(self.count):
-            known = self.outside.get(i)
-            values.append(next(results) if known is None else tensors[known] if isinstance(known, int) else known)
+        values = [next(results) if x is None else tensors[x] if isinstance(x, int) else x for x in self.outside]
         return rebuild(self.described, values)
 
 
@@ -259,41 +253,29 @@ def trace_call(
         if (now := t.array.storage.value) is not value
     ]
     # Results that exist already are returned themselves.
-    outside: dict[int, TensorBase | int] = {}
-    for i, t in enumerate(outputs):
-        index = next((j for j, stand_in in enumerate(fakes) if stand_in is t), None)
-        if index is not None:
-            outside[i] = index
-        elif not isinstance(t.array, Lazy):
-            known = next((k for k in state.tensors if k is t), None)
-            if known is None:
-                raise Break("returns a tensor that it reads from elsewhere")
-            outside[i] = known
-    inner = [t for i, t in enumerate(outputs) if i not in outside]
+    numbers, reachable = {id(t): i for i, t in enumerate(fakes)}, {id(t) for t in state.tensors}
+    outside: list[TensorBase | int | None] = [
+        numbers.get(id(t), None if isinstance(t.array, Lazy) else t) for t in outputs
+    ]
+    if any(isinstance(x, TensorBase) and id(x) not in reachable for x in outside):
+        raise Break("returns a tensor that it reads from elsewhere")
+    inner = [t for t, known in zip(outputs, outside, strict=True) if known is None]
     # The tape ends at arguments and captured parameters.
-    sources: list[Any] = []
-    owners = {id(t.array): t for t in state.tensors}
-    ends = tape_ends(inner, began) if mode.grad else []
-    for edge in ends:
+    leaves: list[tuple[Edge, TensorBase]] = []
+    for edge in tape_ends(inner, began) if mode.grad else []:
         leaf = edge.node.leaf() if isinstance(edge.node, AccumulateNode) else None
         if leaf is None:
             raise Break("uses a tensor that was computed outside and is not an argument")
         if not isinstance(leaf.array, Lazy):
             trace.read(leaf.array)  # it is an input even if no op reads it
-        sources.append((edge, leaf))
-    captured, layouts = [], []
-    for array, _ in trace.captured:
-        owner = owners.get(id(array))
-        if owner is None and id(array) not in trace.constants:
-            raise Break("reads a tensor that no argument, attribute, global or closure holds")
-        captured.append(array if owner is None else owner)
-        layouts.append(None if owner is None else layout(owner))
-    place = {id(t): i for i, t in enumerate(fakes)} | {
-        id(t): len(before) + i for i, t in enumerate(captured) if isinstance(t, TensorBase)
-    }
-    region = Region(name, trace, inner, [(edge, place[id(leaf)]) for edge, leaf in sources], schedule, replays)
-    drawn = None if taken is None else device
-    return Entry(region, state, captured, layouts, structure, outside, taken or 0, drawn, len(outputs))
+        leaves.append((edge, leaf))
+    owners = {id(t.array): t for t in state.tensors}
+    if any(id(x) not in owners and id(x) not in trace.constants for x, _ in trace.captured):
+        raise Break("reads a tensor that no argument, attribute, global or closure holds")
+    captured = [owners.get(id(x), x) for x, _ in trace.captured]
+    numbers |= {id(t): len(before) + i for i, t in enumerate(captured)}
+    region = Region(name, trace, inner, [(edge, numbers[id(leaf)]) for edge, leaf in leaves], schedule, replays)
+    return Entry(region, state, captured, structure, outside, taken or 0, None if taken is None else device)
 
 
 # --- The compiled function --------------------------------------------------------------------------------------------
@@ -368,15 +350,11 @@ class Compiled:
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
-        state = None
+        state = State(self.function, [each.value for each in _objects(described)])
         try:
-            state = State(self.function, [each.value for each in _objects(described)])
             return trace_call(self.name, self.function, described, tensors, state, self.schedule, self.replays)
-        except RecursionError:
-            raise
         except (Break, Exception):
-            if state is not None:
-                state.restore()
+            state.restore()
             raise
 
     def _new_entry(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
