@@ -81,50 +81,39 @@ class BlockStep:
     def __init__(self, group: Group, stored: list[Value]) -> None:
         self.group, self.calls, self.results = group, group.calls, stored
         self.reads = list(dict.fromkeys(v for c in group.calls for v in c.reads if v not in group.places))
+        # Values of the group are the roots themselves; what lies in memory may be a window.
+        self.operands = [
+            [x.root if isinstance(x, Value) and x.root in group.places else x for x in c.inputs] for c in group.calls
+        ]
+        inputs = [x for each in self.operands for x in each if isinstance(x, Value) and x.root not in group.places]
+        self.loaded = list(dict.fromkeys(inputs))
         # Values that no later call of the group reads pass their block on to the next value of their dtype.
         self.slots, self.dtypes = _blocks_of(group, set(stored))
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
         space = self.group.space or (1,)
-        stored = {v: array_of(v).view_np().reshape(space) for v in self.results}  # may lack leading dimensions of 1
-        loaded = {x: array_of(x).view_np() for c in self.calls for x in c.inputs if self._is_loaded(x)}
-        loaded = {x: a.reshape(()) if a.size == 1 else np.broadcast_to(a, space) for x, a in loaded.items()}
-        arrays = [*stored.values(), *(a for a in loaded.values() if a.ndim)]
-        shape = space
-        if all(a.flags.c_contiguous for a in arrays):
-            shape = (numel(space),)
-            stored = {v: a.reshape(-1) for v, a in stored.items()}
-            loaded = {x: a.reshape(-1) if a.ndim else a for x, a in loaded.items()}
-        step = max(1, BLOCK // max(1, numel(shape[1:])))
+        memory = {v: array_of(v).view_np() for v in (*self.loaded, *self.results)}
+        for v, a in memory.items():
+            if v in self.group.places:
+                memory[v] = a.reshape(space)  # it may lack leading dimensions of 1
+            else:
+                memory[v] = a.reshape(()) if a.size == 1 else np.broadcast_to(a, space)
+        if all(a.flags.c_contiguous for a in memory.values()):
+            space = (numel(space),)
+            memory = {v: a.reshape(-1) if a.ndim else a for v, a in memory.items()}
+        step = max(1, BLOCK // max(1, numel(space[1:])))
 
         def work(start: int, stop: int) -> None:
-            temporaries = [np.empty((min(step, stop - start), *shape[1:]), dtype) for dtype in self.dtypes]
+            blocks = [np.empty((min(step, stop - start), *space[1:]), dtype) for dtype in self.dtypes]
             for first in range(start, stop, step):
-                self._block(slice(first, min(first + step, stop)), stored, loaded, temporaries)
+                part = slice(first, min(first + step, stop))
+                values = {v: a[part] if a.ndim else a for v, a in memory.items()}
+                values.update({v: blocks[i][: part.stop - first] for v, i in self.slots.items()})
+                for call, operands in zip(self.calls, self.operands, strict=True):
+                    found = [values[x] if isinstance(x, Value) else x for x in operands]
+                    call.op.reference(values[call.outputs[0]], *found, **call.attrs)
 
-        parallel(work, shape[0], numel(space) * len(self.calls))
-
-    def _is_loaded(self, x: Any) -> bool:
-        return isinstance(x, Value) and x.root not in self.group.places
-
-    def _block(
-        self, part: slice, stored: dict[Value, np.ndarray], loaded: dict[Value, np.ndarray],
-        temporaries: list[np.ndarray],
-    ) -> None:  # fmt: skip
-        values: dict[Value, np.ndarray] = {}
-
-        def operand(x: Any) -> Any:
-            if not isinstance(x, Value):
-                return x
-            if x.root in values:
-                return values[x.root]
-            return loaded[x][part] if loaded[x].ndim else loaded[x]
-
-        for call in self.calls:
-            out = call.outputs[0]
-            target = stored[out][part] if out in stored else temporaries[self.slots[out]][: part.stop - part.start]
-            call.op.reference(target, *[operand(x) for x in call.inputs], **call.attrs)
-            values[out] = target
+        parallel(work, space[0], numel(space) * len(self.calls))
 
 
 def _blocks_of(group: Group, stored: set[Value]) -> tuple[dict[Value, int], list[np.dtype]]:

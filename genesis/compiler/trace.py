@@ -241,22 +241,20 @@ class Trace:
         if op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
         attrs = dict(attrs)
-        given = out if isinstance(out, tuple) else None if out is None else (out,)
-        arrays_given = tuple(o for o in given or () if o is not None)
         chosen = attrs.pop("device", None)
-        device = chosen or common_device(op.name, (*inputs, *arrays_given))
+        given = tuple([o for o in (out if isinstance(out, tuple) else (out,)) if o is not None])
+        device = chosen or common_device(op.name, (*inputs, *given))
         inferred = op.infer(*inputs, **attrs)
         specs = (inferred,) if isinstance(inferred, Spec) else inferred
+        targets = out if isinstance(out, tuple) else (out,) * len(specs)
         values = tuple(self.read(x) if isinstance(x, Array) else x for x in inputs)
-        results: list[Array] = []
         likes = [Value(s.shape, contiguous_strides(s.shape), s.dtype, device) for s in specs]
-        for like, target in zip(likes, given or (), strict=False):
+        for like, target in zip(likes, targets, strict=True):
             fits = target is not None and target.dtype is like.dtype and target.shape == like.shape
             if fits and (op.elementwise or target.is_contiguous):
                 like.strides = target.strides
-        outputs = self._add(op, values, attrs, tuple(likes))
-        for i, value in enumerate(outputs):
-            target = given[i] if given is not None else None
+        results: list[Array] = []
+        for value, target in zip(self._add(op, values, attrs, tuple(likes)), targets, strict=True):
             if target is None:
                 results.append(fake(value))
                 continue
@@ -288,18 +286,21 @@ def active(tracer: Any) -> Iterator[None]:
             arrays.makers[thread] = outer
 
 
+def _span(x: Array) -> tuple[int, int]:
+    """The address range of an array, in elements of its storage."""
+    return x.offset, x.offset + extent(x.shape, x.strides)
+
+
 def overlap(x: Array, y: Array) -> bool:
     """Whether the address ranges of two arrays of one storage overlap."""
-    ends = [a.offset + extent(a.shape, a.strides) for a in (x, y)]
-    return 0 not in x.shape and 0 not in y.shape and x.offset < ends[1] and y.offset < ends[0]
+    (start, end), (first, last) = _span(x), _span(y)
+    return 0 not in x.shape and 0 not in y.shape and start < last and first < end
 
 
 def contains(outer: Array, inner: Array) -> bool:
     """Whether the address range of `inner` lies in the range of `outer`, an array of the same storage and dtype."""
-    if inner is outer:
-        return True
-    ends = [a.offset + extent(a.shape, a.strides) for a in (outer, inner)]
-    return outer.dtype is inner.dtype and 0 not in inner.shape and outer.offset <= inner.offset and ends[1] <= ends[0]
+    (start, end), (first, last) = _span(outer), _span(inner)
+    return inner is outer or (outer.dtype is inner.dtype and 0 not in inner.shape and start <= first and last <= end)
 
 
 # --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------
