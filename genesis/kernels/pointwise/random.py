@@ -255,11 +255,6 @@ def kept_fours(p_position, e, FIRST: tl.constexpr, LIMIT: tl.constexpr, ALIGNED:
 
 
 @triton.jit
-def _larger(x, y):
-    return tl.maximum(x, y)
-
-
-@triton.jit
 def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
     """Store the cumulative sums of a row's weights (an unnormalised CDF) and its total.
 
@@ -278,7 +273,7 @@ def cdf_kernel(p_cdf, p_total, p_p, n, needed, sr, sn, BLOCK: tl.constexpr):
         positive += tl.sum((w > 0).to(tl.int64))
         sums = before + tl.cumsum(w, 0)  # [BLOCK]
         cdf = tl.where(w > 0, sums, -float("inf"))
-        cdf = tl.maximum(tl.associative_scan(cdf, 0, _larger), last)  # [BLOCK]
+        cdf = tl.maximum(tl.associative_scan(cdf, 0, maths.maximum), last)  # [BLOCK]
         tl.store(p_cdf + i_row * n + i, cdf, mask=i < n)
         last = tl.maximum(last, tl.max(cdf, 0))
         before += tl.sum(w, 0)
