@@ -85,7 +85,7 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
     x = converted(tl.load(p_logits + at, mask=m, other=0), LOAD)  # [T]
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     if p_seen is None and LOAD.primitive_bitwidth == 32:
-        score = tl.where(m, x, LEAST)  # [T]; a row that `scores_of` would change fails, but for the sign of 0
+        score = tl.where(m, tl.minimum(tl.maximum(x, LEAST), -LEAST), LEAST)  # [T]; -0 is as good as 0 here
     else:
         score = scores_of(x, p_seen, at, m, penalty)  # [T]
     # Store the greatest score of each group and the chunk's results.
