@@ -66,6 +66,23 @@ def test_several_weights() -> None:
     np.testing.assert_allclose(wide(out), want, rtol=2.0**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("splits", [2, 4])
+def test_programs_share_a_long_k(splits: int) -> None:
+    """The last program of a tile adds the parts in order, so results repeat; one part may be empty."""
+    m, n, k = 70, 88, 136
+    rng = np.random.default_rng(4)
+    x, w = on_gpu(rng.normal(size=(m, k)), bfloat16), on_gpu(rng.normal(size=(n, k)) / np.sqrt(k), bfloat16)
+    bias, residual = on_gpu(rng.normal(size=n), bfloat16), on_gpu(rng.normal(size=(m, n)), bfloat16)
+    found = []
+    for _ in range(2):
+        out = on_gpu(np.full((m, n), np.nan), bfloat16)
+        wide_rows_linear_into(out, x, [w], [bias], residual, WideTile(64, 32, 16, 4, 2, splits))
+        found.append(wide(out))
+    np.testing.assert_array_equal(*found)
+    rounded = wide(on_gpu(wide(x) @ wide(w).T + wide(bias), bfloat16))
+    np.testing.assert_allclose(found[0], rounded + wide(residual), rtol=2.0**-7, atol=2.0**-8)
+
+
 @pytest.mark.parametrize("tile", [None, WideTile(64, 16, 32, 4, 2), WideTile(16, 32, 16, 4, 2)])
 def test_swiglu(tile: WideTile | None) -> None:
     """h is computed from gate and up as they are stored."""
@@ -99,4 +116,4 @@ def test_tiles_fill_the_gpu() -> None:
     ):
         t = choose_tile(m, n, k, 132, parts)
         assert t.stages * 2 * t.bk * (t.bm + parts * t.bn) <= SHARED
-        assert -(-m // t.bm) * -(-n // t.bn) >= 56
+        assert -(-m // t.bm) * -(-n // t.bn) * t.splits >= 56

@@ -3,16 +3,16 @@
 Plain reference: genesis/ops/linear.py: `linear`, `packed_linear`; genesis/ops/swiglu.py: `swiglu_packed`.
 
 With 33 to 512 rows a matmul takes 2 to 10 us: reading the weight is still limited by memory bandwidth, but x no longer
-fits into the registers of every program, as few_rows.py requires. A program computes one tile of the result over
-all of K, so nothing is combined afterwards, and lets the next kernel start before its epilogue. `gemm/gemm.py` computes
-all other matmuls.
+fits into the registers of every program, as few_rows.py requires. A program computes one tile of the result, over a
+part of K if K is long and the tiles are few, and lets the next kernel start before its epilogue. `gemm/gemm.py`
+computes all other matmuls.
 
 If the next kernel starts at once to prefetch its rows of W to L2, gate and up of 64 rows take 9.3 us (7.4 without),
 because waiting programs hold shared memory that running ones need.
 
-Each result is one chain of float32 additions along K, in ascending steps of 16, and is rounded before the residual is
-added. So the bits of a row do not depend on other rows or on the tile. Under `genesis.exact`, 1 to 32 rows run here,
-too.
+Results are rounded before the residual is added. Under `genesis.exact`, which also runs 1 to 32 rows here, a result is
+one chain of float32 additions along K, in ascending steps of 16. So the bits of a row do not depend on other rows or
+on the tile.
 
 Tiles: BM rows of x, BN rows of W (of gate and of up with SwiGLU), in steps of BK.
 """
@@ -25,13 +25,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.backend import mode
-from genesis.backend.cuda import backend_of
+from genesis.backend.cuda import COUNTERS, backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
-from genesis.dtypes import bfloat16, float16, float32
+from genesis.dtypes import bfloat16, float16, float32, int32
 from genesis.kernels import maths
 from genesis.kernels.decode.exact_rows import exact_rows_into, takes_exact_rows
 from genesis.kernels.decode.few_rows import MAX_ROWS
@@ -55,6 +55,7 @@ class WideTile(NamedTuple):
     bk: int  # elements along K per step
     warps: int
     stages: int
+    splits: int = 1  # programs that share K
 
 
 # Tiles (rows of x, rows of W) by weights, the smallest first, and the most programs per SM. Measured on an H200.
@@ -67,38 +68,12 @@ _SIZES = {
 # --- The kernel -------------------------------------------------------------------------------------------------------
 
 
-@triton.jit(do_not_specialize=["m"])
-def wide_rows_kernel(p_y, p_h, d_x, d_w, p_bias, p_residual, m, n, sy, K: tl.constexpr, DOT: tl.constexpr,
-                     OVERLAP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
-
-    Args:
-        d_w: descriptor of W [n, K], or [2, n, K] with p_h.
-        sy: row stride of y and of the residual.
-        m: number of rows; `n` is the number of columns, of gate alone with p_h.
-    """
-    GATED: tl.constexpr = p_h is not None
+@triton.jit
+def store_tile(b_acc, b_residual, p_y, p_h, p_bias, o_y, o_m, o_n, m, n, BM: tl.constexpr, BN: tl.constexpr):
+    """Store the tile [BM, BN] of y with bias and residual, or of gate, up and h."""
     TYPE: tl.constexpr = p_y.dtype.element_ty
-    tiles_m = tl.cdiv(m, BM)
-    i_m, i_n = tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m
-    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
-    wait_for_previous(OVERLAP)
-    o_y = o_m.to(tl.int64)[:, None] * sy + o_n[None, :]  # [BM, BN]
     m_y = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
-    if p_residual is not None:
-        b_residual = tl.load(p_residual + o_y, mask=m_y, other=0)  # [BM, BN], which arrives during the main loop
-    # Main loop.
-    b_acc = tl.zeros((BM, 2 * BN if GATED else BN), tl.float32)  # [BM, BN], or [BM, 2 * BN]
-    for i_k in range(0, K, BK):
-        b_x = converted(d_x.load([i_m * BM, i_k]), DOT)  # [BM, BK]
-        if GATED:
-            b_w = converted(d_w.load([0, i_n * BN, i_k]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
-        else:
-            b_w = converted(d_w.load([i_n * BN, i_k]), DOT)  # [BN, BK]
-        b_acc = tl.dot(b_x, b_w.T, b_acc)
-    allow_next(OVERLAP)
-    # Epilogue.
-    if GATED:
+    if p_h is not None:
         b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
         b_gate, b_up = converted(b_gate, TYPE), converted(b_up, TYPE)
         tl.store(p_y + o_y, b_gate, mask=m_y)
@@ -112,9 +87,58 @@ def wide_rows_kernel(p_y, p_h, d_x, d_w, p_bias, p_residual, m, n, sy, K: tl.con
             b_one = tl.full((BM, BN), 1, tl.float32)  # [BM, BN]
             b_acc = maths.fma(b_acc, b_one, tl.broadcast_to(b_bias, (BM, BN)))  # [BM, BN]
         b_y = converted(b_acc, TYPE)  # [BM, BN]
-        if p_residual is not None:
+        if b_residual is not None:
             b_y = converted(converted(b_y, tl.float32) + converted(b_residual, tl.float32), TYPE)
         tl.store(p_y + o_y, b_y, mask=m_y)
+
+
+@triton.jit(do_not_specialize=["m"])
+def wide_rows_kernel(p_y, p_h, p_parts, p_counters, d_x, d_w, p_bias, p_residual, m, n, sy, K: tl.constexpr,
+                     DOT: tl.constexpr, OVERLAP: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr,
+                     BN: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
+
+    Args:
+        p_parts: sums over parts of K, [tiles, SPLITS, BM, BN]; None without.
+        p_counters: a counter per tile, 0 between launches.
+        d_w: descriptor of W [n, K], or [2, n, K] with p_h.
+        sy: row stride of y and of the residual.
+        m: number of rows; `n` is the number of columns, of gate alone with p_h.
+    """
+    GATED: tl.constexpr = p_h is not None
+    PART: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK  # elements along K per program
+    tiles_m = tl.cdiv(m, BM)
+    tile, i_part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
+    i_m, i_n = tile % tiles_m, tile // tiles_m
+    o_m, o_n = i_m * BM + tl.arange(0, BM), i_n * BN + tl.arange(0, BN)  # [BM], [BN]
+    wait_for_previous(OVERLAP)
+    o_y = o_m.to(tl.int64)[:, None] * sy + o_n[None, :]  # [BM, BN]
+    b_residual = None
+    if p_residual is not None:  # arrives during the main loop
+        b_residual = tl.load(p_residual + o_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :], other=0)  # [BM, BN]
+    # Main loop.
+    b_acc = tl.zeros((BM, 2 * BN if GATED else BN), tl.float32)  # [BM, BN], or [BM, 2 * BN]
+    for i_k in range(i_part * PART, min(i_part * PART + PART, K), BK):
+        b_x = converted(d_x.load([i_m * BM, i_k]), DOT)  # [BM, BK]
+        if GATED:
+            b_w = converted(d_w.load([0, i_n * BN, i_k]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
+        else:
+            b_w = converted(d_w.load([i_n * BN, i_k]), DOT)  # [BN, BK]
+        b_acc = tl.dot(b_x, b_w.T, b_acc)
+    allow_next(OVERLAP)
+    # Epilogue. The last program of a tile adds its parts in order.
+    if p_parts is None:
+        store_tile(b_acc, b_residual, p_y, p_h, p_bias, o_y, o_m, o_n, m, n, BM, BN)
+    else:
+        p_parts += tile * (SPLITS * BM * BN) + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :]  # [BM, BN]
+        tl.store(p_parts + i_part * (BM * BN), b_acc)
+        tl.debug_barrier()
+        if tl.atomic_add(p_counters + tile, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(p_counters + tile, 0)
+            b_acc = tl.load(p_parts, cache_modifier=".cg")  # [BM, BN]
+            for i in tl.static_range(1, SPLITS):
+                b_acc += tl.load(p_parts + i * (BM * BN), cache_modifier=".cg")
+            store_tile(b_acc, b_residual, p_y, p_h, p_bias, o_y, o_m, o_n, m, n, BM, BN)
 
 
 # --- Launching it -----------------------------------------------------------------------------------------------------
@@ -139,12 +163,16 @@ def takes_norm(x: Array, weight: Array) -> bool:
     return is_for_wide_rows(x, weight) and x.size == x.shape[-1] <= MAX_NORM and takes_exact_rows(1, x.size)
 
 
-def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTile:
+def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1, exact: bool = False) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
     Loads in flight limit the speed, so stages take all of the shared memory, and a program that has an SM to itself
-    takes long steps.
+    takes long steps. With few columns and a long K, each program would load all of x and little of W; so several
+    programs share K, unless it is `exact`.
     """
+    splits = min(sm_count // (triton.cdiv(m, 64) * triton.cdiv(n, 32)), 4)
+    if parts == 1 and k > SHORT and splits > 1 and not exact:
+        return WideTile(64, 32, 256, 4, 4, 4 if splits > 2 else 2)
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
     tiles = [*zip(sizes, loads, strict=True)]
@@ -156,8 +184,9 @@ def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1) -> WideTi
 
 
 def wide_rows_linear_into(
-    out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None
-) -> None:
+    out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None = None,
+    tile: WideTile | None = None,
+) -> None:  # fmt: skip
     """Compute out `[..., ΣN]` = [x·W1ᵀ + b1, …], rounded, plus the residual, with one launch per weight.
 
     Args:
@@ -168,7 +197,7 @@ def wide_rows_linear_into(
     y, rows = as_matrix(out), as_matrix(contiguous(x))
     added = None if residual is None else as_matrix(residual)
     for i, (part, weight) in enumerate(zip(columns(y, [w.shape[0] for w in weights]), weights, strict=True)):
-        _launch(part, None, rows, weight, contiguous(biases[i]) if biases else None, added)
+        _launch(part, None, rows, weight, contiguous(biases[i]) if biases else None, added, tile)
 
 
 def wide_rows_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, tile: WideTile | None = None) -> None:
@@ -192,13 +221,16 @@ def _launch(
         exact_rows_into(y, h, x, weight, bias, residual)
         return
     n = weight.shape[0] // parts
-    t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts)
+    t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts, mode.exact)
     w = weight if h is None else weight.view((2, n, k), (n * k, k, 1), weight.offset)
     box = (t.bn, t.bk) if h is None else (2, t.bn, t.bk)
+    tiles, sums, counters = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), None, None
+    if t.splits > 1:
+        sums = empty((tiles, t.splits, t.bm, t.bn), float32, x.device)
+        counters = Array(backend_of(x.device).counters, (COUNTERS,), (1,), int32, x.device, 0)
     kind = float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype
     launch(
-        wide_rows_kernel, triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), y, h,
-        Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, box), bias, residual, m, n,
-        y.strides[0], K=k, DOT=TRITON[kind.name], OVERLAP=can_overlap(x), BM=t.bm, BN=t.bn,
-        BK=t.bk, num_warps=t.warps, num_stages=t.stages,
+        wide_rows_kernel, tiles * t.splits, y, h, sums, counters, Descriptor(x, x.shape, x.strides, (t.bm, t.bk)),
+        Descriptor(w, w.shape, w.strides, box), bias, residual, m, n, y.strides[0], K=k, DOT=TRITON[kind.name],
+        OVERLAP=can_overlap(x), SPLITS=t.splits, BM=t.bm, BN=t.bn, BK=t.bk, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
