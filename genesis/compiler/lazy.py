@@ -107,11 +107,8 @@ class Piece:
     def run(self, calls: list[Waiting], slots: list[Any], kept: list[int], function: LazyFunction) -> None:
         """Run the ops, and give the storages of the slots in `kept` their memory."""
         self.runs += 1
-        if (
-            self.runs == function.patience
-            and (len(calls) > 1 or function.patience == 1)
-            and function.programs < PROGRAMS
-        ):
+        is_due = self.runs == function.patience and function.programs < PROGRAMS
+        if is_due and (len(calls) > 1 or function.patience == 1):
             self._compile(calls, slots, kept, function)
             function.programs += 1
         if self.program is None:
@@ -260,9 +257,6 @@ class Recorder:
         """The key of a call: slots and layouts of its arrays, and its numbers. None if the op cannot wait."""
         parts: list[Any] = [op, len(self.slots)]
         for x in inputs if out is None else (*inputs, out):
-            if x.__class__ is float:
-                parts.append(x if x and x == x else exact(x))
-                continue
             if not isinstance(x, Array):
                 if not is_value(x):
                     return None
@@ -282,12 +276,9 @@ class Recorder:
                 self.slots.append((storage, x.offset, x))
             device = None if x.device is CPU else x.device.index
             parts.append((slot, x.offset - self.slots[slot][1], x.shape, x.strides, x.dtype, device))
-        for name, value in attrs.items():
-            if not is_value(value):
-                return None
-            parts.append(name)
-            parts.append(exact(value))
-        return tuple(parts)
+        if not all(map(is_value, attrs.values())):
+            return None
+        return (*parts, *attrs, *map(exact, attrs.values()))
 
     def _new_call(
         self, key: tuple[Any, ...], op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any

@@ -96,8 +96,7 @@ class GroupStep:
         if writer.is_looped:
             return (1, LOOP_TILE), group.rows
         if not writer.is_blocked:
-            rows = min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows))
-            return (max(1, rows), *writer.pieces), -(-group.rows // max(1, rows))
+            return (writer.rows, *writer.pieces), -(-group.rows // writer.rows)
         columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
         rows = 1024 // columns
         if _is_transposed(group.space, group.split, self.strides):  # 64 bytes or more along both contiguous dimensions
@@ -211,6 +210,11 @@ class _Writer:
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
         self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
+        self.rows = (
+            0
+            if group.split is None
+            else max(1, min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows)))
+        )
         self.lines: list[tuple[int, str]] = []  # (level, line): a level counts the reductions before the line
         self.level = 0  # level of the current call
         self.levels: dict[str, int] = {}  # levels of registers
@@ -430,8 +434,11 @@ class _Writer:
         neutral, join, form = self.joined(op, work)
         value = self.masked(value, neutral)
         if not self.is_looped:
-            pieces = [f"{form.format(value, 1)}[:, None]".replace("$", end) for end in PIECES[: len(self.pieces)]]
-            return functools.reduce(join.format, pieces)
+            pieces = [form.format(value, 1).replace("$", end) for end in PIECES[: len(self.pieces)]]
+            if self.rows == 1:  # a scalar: Triton 3.6 broadcasts a sum of sums before it converts its layout
+                pieces = [form.format(piece, 0) for piece in pieces]
+                return f"tl.full([1, 1], {functools.reduce(join.format, pieces)}, {_word(work)})"
+            return f"({functools.reduce(join.format, pieces)})[:, None]"
         name = f"s{len(self.sums)}"
         first = f"{name} = tl.full([R, C], {neutral}, {_word(work)})"
         self.sums.append((self.level, first, f"{name} = {join.format(name, value)}"))
