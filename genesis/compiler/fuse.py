@@ -129,39 +129,29 @@ class Group:
         axes = reduced_axes(call)
         if x.shape != self.space or not axes or not self._readable(x, lambda s, st: broadcast_strides(s, st, x.shape)):
             return False
-        ndim = len(x.shape)
-        split = ndim - len(axes)
-        is_trailing = axes == tuple(range(split, ndim))
-        limit = ROW_LIMIT if self.partial else longest_row(numel(x.shape[:split]))
-        columns = numel(x.shape[split:])
-        if is_trailing and self.split in (None, split) and columns <= limit and not self._breaks_rows(split):
-            rows_only = numel(x.shape[:split])
-            if rows_only > 1 or numel(x.shape) <= 4096:
-                self.split = split
-                self.calls.append(call)
-                kept = contiguous_strides(x.shape[:split])
-                self.places[out] = (*kept, *(0,) * len(axes))
-                return True
-        is_leading = axes == tuple(range(len(axes)))
-        if call.op.name in PARTIAL and is_leading and (self.split is None or self.split == len(axes)):
-            if len(axes) < ndim and numel(x.shape[len(axes) :]) > ROW_LIMIT:
-                return False
-            if self.split is None and len(axes) < ndim:
-                if self._breaks_rows(len(axes)):
-                    return False
-                self.split = len(axes)
-            if len(axes) == ndim and self.split is not None:
-                return False
-            if self.partial and len(reduced_axes(self.partial[0])) != len(axes):
-                return False
+        # A reduction over trailing dimensions gives a value for each row.
+        ndim, count = len(x.shape), len(axes)
+        split = ndim - count
+        rows, columns = numel(x.shape[:split]), numel(x.shape[split:])
+        partial_axes = [len(reduced_axes(c)) for c in self.partial]
+        fits = columns <= (ROW_LIMIT if self.partial else longest_row(rows)) and (rows > 1 or columns <= 4096)
+        if axes == tuple(range(split, ndim)) and self.split in (None, split) and fits and ndim not in partial_axes:
+            self.split = split
+            self.places[out] = (*contiguous_strides(x.shape[:split]), *(0,) * count)
             self.calls.append(call)
-            self.partial.append(call)
             return True
-        return False
-
-    def _breaks_rows(self, split: int) -> bool:
-        """Whether the group already ends with a total over all elements, and so cannot be split into rows."""
-        return any(len(reduced_axes(c)) == len(self.space) and split < len(self.space) for c in self.partial)
+        # One over leading dimensions, or over all, ends the group.
+        if call.op.name not in PARTIAL or axes != tuple(range(count)) or partial_axes[:1] not in ([], [count]):
+            return False
+        if count < ndim:
+            if self.split not in (None, count) or numel(x.shape[count:]) > ROW_LIMIT:
+                return False
+            self.split = count
+        elif self.split is not None:
+            return False
+        self.calls.append(call)
+        self.partial.append(call)
+        return True
 
 
 def start(call: Call) -> Group | None:

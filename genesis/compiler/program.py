@@ -202,7 +202,7 @@ class Program:
             step.run(array_of)
         for old, new in self.graph.writes:
             if new.root is not old and new not in self.in_place:
-                store(array_of(new), roots[old])
+                run_op(registry["copy"], (roots[old],), (array_of(new),), {})
 
     def _may_overwrite(self, old: Value, new: Value) -> bool:
         """Whether a step may store a new value of an input over the old one: no later call reads the old one, and the
@@ -251,11 +251,6 @@ class Program:
 def is_plain(v: Value) -> bool:
     """Whether a root has the layout that an op allocates."""
     return v.strides == contiguous_strides(v.shape) or 0 in v.shape
-
-
-def store(source: Array, target: Array) -> None:
-    """Copy an array into another one of its shape."""
-    run_op(registry["copy"], (target,), (source,), {})
 
 
 # --- mode="reduce-overhead" -------------------------------------------------------------------------------------------
