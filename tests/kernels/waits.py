@@ -4,8 +4,8 @@
 
 wgmmas run asynchronously to their warp. Where the assembler finds that registers of an accumulator are touched in
 flight, it serializes all wgmmas of the kernel, and says so only in a note. A few lines around a loop can cause that;
-the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --sample takes every
-second size of heads from the K-th on, and half of the forms of each kernel: the K-th half, 0 or 1.
+the kernel is then correct and slow. The exit code is 1 if a kernel has the note. --sample takes the K-th
+size of heads, and half of the forms of each kernel: the K-th half, 0 or 1.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", type=int, choices=(0, 1), metavar="K")
     sample = parser.parse_args().sample
-    sizes = HEADS if sample is None else HEADS[sample::2]
+    sizes = HEADS if sample is None else HEADS[sample : sample + 1]
     found = [(size, name, waits) for size in sizes for name, waits in waiting(size, sample)]
     late = [f"{name}, heads of {size}: its wgmmas are serialized" for size, name, waits in found if waits]
     print(*late, f"{len(found)} kernels of attention, {len(late)} of them with serialized wgmmas", sep="\n")
