@@ -9,7 +9,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,6 +127,24 @@ def quick_interpreter(request: pytest.FixtureRequest) -> None:
     """Make Triton's interpreter faster without --gpu."""
     if not request.config.getoption("--gpu"):
         hasten()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def yaml_read_once() -> Iterator[None]:
+    """Keep the events of short YAML texts: runs read their configuration several times, and tests run it again."""
+    import yaml
+
+    plain = yaml.parse
+    events = functools.lru_cache(maxsize=256)(lambda text, loader: list(plain(text, Loader=loader)))
+
+    def parse(text: Any, Loader: Any = yaml.Loader) -> Any:
+        if isinstance(text, str) and len(text) < 20_000:
+            with suppress(yaml.YAMLError, ValueError, OverflowError):
+                return events(text, Loader)
+        return plain(text, Loader=Loader)  # an error comes after the events before it
+
+    with mock.patch.object(yaml, "parse", parse):
+        yield
 
 
 @pytest.fixture(autouse=True)
