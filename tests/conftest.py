@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -144,6 +145,19 @@ def yaml_read_once() -> Iterator[None]:
         return plain(text, Loader=Loader)  # an error comes after the events before it
 
     with mock.patch.object(yaml, "parse", parse):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def collected_tests_stay_frozen() -> Iterator[None]:
+    """A recording of steps ends with `gc.unfreeze`. All objects of the suite would then be looked through, in 0.2 s."""
+    import genesis.measure.run
+
+    def nothing() -> None:
+        pass
+
+    kept = SimpleNamespace(collect=gc.collect, freeze=nothing, unfreeze=nothing)
+    with mock.patch.object(genesis.measure.run, "gc", kept):
         yield
 
 
