@@ -54,8 +54,8 @@ if is_interpreted():
 
 
 @triton.jit
-def int32_to_uint64(low, high):
-    """Return the uint64 with these low and high int32 words."""
+def to_uint64(low, high):
+    """Return the uint64 with these low and high words, int32 or uint32."""
     return low.to(tl.uint32, bitcast=True).to(tl.uint64) | (high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32)
 
 
@@ -84,7 +84,7 @@ def philox(seed_low, seed_high, counter):
 @triton.jit
 def plus_position(p_position, at, low, high):
     """Return the uint64 of two words, plus element `at` of the position, if there is one."""
-    n = int32_to_uint64(low, high)
+    n = to_uint64(low, high)
     if p_position is not None:
         n += tl.load(p_position + at).to(tl.uint64, bitcast=True)
     return n
@@ -112,11 +112,6 @@ def words_of(p_position, sm, seed_low, seed_high, first_low, first_high, COUNT: 
 def quads(w0, w1, w2, w3):
     """Return the four values of each counter in element order, [4 · COUNT]."""
     return tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))  # [4 · COUNT]
-
-
-@triton.jit
-def to_uint64(low, high):
-    return low.to(tl.uint64) | (high.to(tl.uint64) << 32)
 
 
 @triton.jit
@@ -180,8 +175,8 @@ def randint_kernel(p_o, n, p_m, sm, s0, s1, f0, f1, low0, low1, span0, span1, WH
     start, w0, w1, w2, w3 = words_of(p_m, sm, s0, s1, f0, f1, COUNT)  # scalar, then [COUNT] each
     draw = tl.interleave(to_uint64(w0, w1), to_uint64(w2, w3))  # [2 · COUNT]
     if not WHOLE:
-        draw = draw % int32_to_uint64(span0, span1)
-    draw = draw + int32_to_uint64(low0, low1)
+        draw = draw % to_uint64(span0, span1)
+    draw = draw + to_uint64(low0, low1)
     if FLIP:
         draw = draw ^ tl.full((), 1 << 63, tl.uint64)
     y = draw.to(tl.int64, bitcast=True)
