@@ -197,8 +197,10 @@ def test_unique_and_bincount_by_radix_order(radix_only: None) -> None:
 # --- Masks ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_indices_of_a_mask_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("counts", [select.SUMS, 4])
+def test_the_indices_of_a_mask_of_several_tiles(monkeypatch: pytest.MonkeyPatch, counts: int) -> None:
     monkeypatch.setattr(select, "TILE", 64)
+    monkeypatch.setattr(select, "SUMS", counts)  # 11 tiles are summed by one program, or by three
     mask = np.random.default_rng(9).random((20, 31)) < 0.3
     plan = plan_get(on_device(np.zeros(mask.shape)), on_device(mask))
     assert np.array_equal(plan.indices[0].numpy(), np.nonzero(mask)[0])

@@ -24,7 +24,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import bool_
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import needs_int64, offsets, work_type
-from genesis.kernels.index import segment, select  # noqa: F401  `select` registers the ops of masks
+from genesis.kernels.index import segment
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import (
     Rows,
@@ -36,8 +36,10 @@ from genesis.kernels.index.segment import (
     scatter_add_rows,
     scatter_rows,
 )
+from genesis.kernels.index.select import count_blocks, count_true, scatter_true, select_true, true_indices
 from genesis.kernels.pointwise.elementwise import copy, fill, scalar_argument
 from genesis.ops.index import placed
+from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
 # --- From indices to offsets ------------------------------------------------------------------------------------------
@@ -281,6 +283,34 @@ def _unaliased(a: Any, x: Array) -> Any:
     copied = empty(a.shape, a.dtype, a.device)
     copy(copied, a)
     return copied
+
+
+# --- Masks ------------------------------------------------------------------------------------------------------------
+
+
+@cuda_impl("mask_count")
+def mask_count(out: Array, mask: Array) -> None:
+    count_true(out, mask)
+
+
+@cuda_impl("mask_indices")
+def mask_indices(out: Array, mask: Array, count: int) -> None:
+    true_indices("mask_indices", out, mask, count, 1, count)
+
+
+@cuda_impl("mask_offsets")
+def mask_offsets(out: Array, mask: Array) -> None:
+    count_blocks(out, mask)
+
+
+@cuda_impl("masked_select")
+def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
+    select_true(out, x, mask, contiguous(offsets))
+
+
+@cuda_impl("masked_select_backward")
+def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
+    scatter_true(out, g, mask, contiguous(offsets))
 
 
 # --- Embedding --------------------------------------------------------------------------------------------------------

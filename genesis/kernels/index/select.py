@@ -17,17 +17,17 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of, faults
-from genesis.backend.cuda.dispatch import Plan, cuda_impl, layout_of, record
+from genesis.backend.cuda.dispatch import Plan, layout_of, record
 from genesis.backend.cuda.launch import clear, forget_plan, launch
 from genesis.dtypes import int32, int64
 from genesis.kernels.elements import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.reduce.reduce import ADD
+from genesis.kernels.reduce.reduce import ADD, NONZERO, reduce_axes
 from genesis.kernels.reduce.scan import scan_into
 from genesis.ops.index import MASK_BLOCK
-from genesis.ops.shape import contiguous
 
 TILE = 4096
+SUMS = 1024  # counts that a program scans if they are more than twice as many
 COLUMNS = 2048  # columns of the tile that copies values; rows of 128 to 1024 are up to 7 times slower
 PLANS = 256  # the most cached plans
 
@@ -106,8 +106,14 @@ def masked_scatter_kernel(p_o, p_base, p_g, p_m, n, count, step, sizes, sm, INT6
 def sums_before(counts: Array, out: Array | None = None) -> Array:
     """Return out[i] = counts[0] + … + counts[i - 1] in int64."""
     out = empty(counts.shape, int64, counts.device) if out is None else out
-    scan_into(ADD, out, counts, (0,), int64, exclusive=True)
+    tile = SUMS if counts.size > 2 * SUMS else None
+    scan_into(ADD, out, counts, (0,), int64, exclusive=True, tile=tile)
     return out
+
+
+def count_true(out: Array, x: Array) -> None:
+    """Write the number of elements of x that are not 0 to an int64 scalar."""
+    reduce_axes(NONZERO, out, x, None, int64)
 
 
 def _true_before(x: Array, tile: int, out: Array | None = None) -> Array:
@@ -121,8 +127,7 @@ def _true_before(x: Array, tile: int, out: Array | None = None) -> Array:
     return sums_before(counts, out)
 
 
-@cuda_impl("mask_offsets")
-def mask_offsets(out: Array, mask: Array) -> None:
+def count_blocks(out: Array, mask: Array) -> None:
     """Write the number of true elements before each block of `MASK_BLOCK`, and of all."""
     if mask.size:
         _true_before(mask, MASK_BLOCK, out)
@@ -130,13 +135,18 @@ def mask_offsets(out: Array, mask: Array) -> None:
         clear(out)
 
 
-@cuda_impl("masked_select")
-def masked_select(out: Array, x: Array, mask: Array, offsets: Array, count: int) -> None:
-    """One cached plan serves all counts; the op's own plan would serve only this count."""
+def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
+    """Write the elements of x where the mask is true, in row-major order.
+
+    One cached plan serves all counts; the op's own plan would serve only this count.
+
+    Args:
+        before: result of `count_blocks`; its last element is the size of `out`.
+    """
     forget_plan()
     if out.size == 0:
         return
-    operands, backend = (out, contiguous(offsets), x, mask), backend_of(x.device)
+    operands, backend = (out, before, x, mask), backend_of(x.device)
     key = (layout_of(x), layout_of(mask), x is mask, *(a.data_ptr() % 16 for a in operands))
     plan = _plans.get(key)
     if plan is not None:
@@ -157,17 +167,17 @@ def _launch_values(out: Array, before: Array, x: Array, mask: Array) -> None:
     )  # fmt: skip
 
 
-@cuda_impl("masked_select_backward")
-def masked_select_backward(out: Array, g: Array, mask: Array, offsets: Array) -> None:
+def scatter_true(out: Array, g: Array, mask: Array, before: Array) -> None:
+    """Write the elements of g, in order, where the mask is true, and 0 elsewhere."""
     forget_plan()
     sizes, sm = collapse(mask.shape, mask.strides)
     launch(
-        masked_scatter_kernel, offsets.size - 1, out, contiguous(offsets), g, mask, mask.size, g.size, g.strides[0],
-        sizes, sm, INT64=needs_int64(sizes, sm), T=MASK_BLOCK, num_warps=8,
+        masked_scatter_kernel, before.size - 1, out, before, g, mask, mask.size, g.size, g.strides[0], sizes, sm,
+        INT64=needs_int64(sizes, sm), T=MASK_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
-def _true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
+def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_dim: int) -> None:
     """Write the indices of the `count` elements of x that are not 0 to out[rank · by_count + dimension · by_dim].
     Another number of such elements is reported as a fault.
     """
@@ -180,13 +190,3 @@ def _true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_d
         nonzero_kernel, before.size - 1, out, before, x, faults.flag(x.device), x.size, sizes, strides, count,
         by_count, by_dim, shape, faults.site(op, None, count), INT64=needs_int64(sizes, strides), T=TILE, num_warps=16,
     )  # fmt: skip
-
-
-@cuda_impl("mask_indices")
-def mask_indices(out: Array, mask: Array, count: int) -> None:
-    _true_indices("mask_indices", out, mask, count, 1, count)
-
-
-@cuda_impl("nonzero")
-def nonzero(out: Array, x: Array, size: int) -> None:
-    _true_indices("nonzero", out, x, size, x.ndim, 1)

@@ -1,4 +1,4 @@
-"""Sorting, top-k, bincount and unique. select.py has nonzero.
+"""Sorting, top-k, nonzero, bincount and unique.
 
 Reference: `genesis/ops/sort.py`, under the same names.
 
@@ -22,7 +22,7 @@ from genesis.kernels.formulas import tile_function
 from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
 from genesis.kernels.index.radix_sort import Lines, bits_of, ordered_keys, radix_sort
 from genesis.kernels.index.segment import index_type, report_fault, rows_of, scatter_add_rows, sort_tile
-from genesis.kernels.index.select import sums_before
+from genesis.kernels.index.select import count_true, sums_before, true_indices
 from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.reduce.reduce import ADD, reduce_axes
 from genesis.kernels.reduce.reduction import load_type
@@ -89,6 +89,16 @@ def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = 
 
 
 # --- Results whose size depends on values -----------------------------------------------------------------------------
+
+
+@cuda_impl("nonzero_count")
+def nonzero_count(out: Array, x: Array) -> None:
+    count_true(out, x)
+
+
+@cuda_impl("nonzero")
+def nonzero(out: Array, x: Array, size: int) -> None:
+    true_indices("nonzero", out, x, size, x.ndim, 1)
 
 
 @triton.jit

@@ -31,7 +31,6 @@ from genesis.kernels.elements import (
     program_indices,
     work_type,
 )
-from genesis.kernels.pointwise.elementwise import elementwise
 from genesis.kernels.reduce.plan import NormTiles, norm_tiles
 from genesis.shapes import contiguous_strides, numel
 
@@ -258,8 +257,17 @@ def sum_rows_kernel(p_o, p_x, n, h, step, BN: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def scaled(x, r, w):
-    return x * r * w
+def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK: tl.constexpr, INT64: tl.constexpr,
+                          BN: tl.constexpr, BH: tl.constexpr):  # fmt: skip
+    """Store x·r·w of a tile."""
+    i_n = program_indices(BN, INT64)  # [BN]
+    i_h = tl.program_id(1) * BH + tl.arange(0, BH)  # [BH]
+    m_n, m_h = i_n < n, i_h < h
+    m = m_n[:, None] & m_h[None, :]
+    r = tl.load(p_r + offsets(i_n, sizes, sr), mask=m_n, other=0)  # [BN]
+    x = converted(tl.load((p_x + offsets(i_n, sizes, sx))[:, None] + (i_h * dx)[None, :], mask=m, other=0), WORK)
+    y = x * r[:, None] * load_parameter(p_w, i_h, m_h, dw, WORK)  # [BN, BH]
+    tl.store((p_y + i_n * h)[:, None] + i_h[None, :], converted(y, p_y.dtype.element_ty), mask=m)
 
 
 # --- Launching them ---------------------------------------------------------------------------------------------------
@@ -346,8 +354,17 @@ def rms_norm(out: tuple[Array, Array], x: Array, weight: Array, eps: float) -> N
 
 @cuda_impl("rms_norm_scale")
 def rms_norm_scale(out: Array, x: Array, weight: Array, rstd: Array) -> None:
-    r = rstd.view((*rstd.shape, 1), (*rstd.strides, 0))
-    elementwise(scaled, out, x, r, weight, work=x.dtype)
+    h, n = x.shape[-1], numel(x.shape[:-1])
+    if n * h == 0:
+        return
+    sizes, sx, sr = collapse(x.shape[:-1], x.strides[:-1], rstd.strides)
+    columns = min(triton.next_power_of_2(h), 1024)
+    rows = min(2048 // columns, triton.next_power_of_2(n))
+    launch(
+        rms_norm_scale_kernel, (triton.cdiv(n, rows), triton.cdiv(h, columns)), out, x, weight, rstd, n, h, sizes, sx,
+        sr, x.strides[-1], weight.strides[0], WORK=TRITON[work_type(x.dtype).name], BN=rows, BH=columns,
+        INT64=needs_int64((*sizes, h), (*sx, x.strides[-1]), contiguous_strides((*sizes, h))), num_warps=4,
+    )  # fmt: skip
 
 
 @cuda_impl("rms_norm_backward")

@@ -200,17 +200,17 @@ def merge_tiles(results: int, splits: int) -> Tiles:
     return Tiles(block_k, block_r, 1, -(-splits // block_r) * block_r, 4 if block_k * block_r >= 256 else 1)
 
 
-def scan_tiles(lines: int, length: int, inner: bool) -> Tiles:
-    """Return the tiles of a scan of `lines` × `length` elements.
+def scan_tiles(lines: int, length: int, inner: bool, tile: int | None = None) -> Tiles:
+    """Return the tiles of a scan of `lines` × `length` elements. `tile` is another number than SCAN_TILE.
 
     Inner lines are split into tiles if they are too few to fill the SMs. Columns have one thread each, with `block_r`
     loads in flight at a time; their rows are split if the columns are too few.
     """
     if inner:
-        block_r = SCAN_TILE if length <= SCAN_TILES * SCAN_TILE else 2 * SCAN_TILE
+        block_r = tile or (SCAN_TILE if length <= SCAN_TILES * SCAN_TILE else 2 * SCAN_TILE)
         tiles = -(-length // block_r)
         if tiles > 1 and lines < PROGRAMS // 2:
-            return Tiles(1, block_r, tiles, block_r, block_r // 512)
+            return Tiles(1, block_r, tiles, block_r, max(4, block_r // 512))
         block_r = min(triton.next_power_of_2(length), 2048)
         block_k = min(triton.next_power_of_2(lines), 2048 // block_r)
         return Tiles(block_k, block_r, 1, -(-length // block_r) * block_r, _warps(block_k * block_r, 1024))

@@ -99,6 +99,7 @@ def finish_p_root(state, argument):
 
 
 ADD, MULTIPLY = ReduceSpec(add, 0), ReduceSpec(multiply, 1)
+NONZERO = ADD._replace(take=take_nonzero)
 
 
 def in_type(spec: ReduceSpec, work: DType) -> ReduceSpec:
@@ -269,7 +270,7 @@ def _degrees_of_freedom(n: int, correction: float) -> float:
 REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., float]]] = {
     "sum": (ADD, _sum_type, _no_argument),
     "mean": (ADD._replace(finish=finish_mean), work_type, float),
-    "count_nonzero": (ADD._replace(take=take_nonzero), lambda dtype: int64, _no_argument),
+    "count_nonzero": (NONZERO, lambda dtype: int64, _no_argument),
     "prod": (MULTIPLY, _sum_type, _no_argument),
     "var": (WELFORD, work_type, _degrees_of_freedom),
     # The squares of float32's and bfloat16's values can exceed float32's range, as in `norm`.
@@ -291,7 +292,6 @@ def _reduce(name: str, out: Array, x: Array, axes: Axes = None, keepdim: bool = 
 
 for _name in REDUCTIONS:
     cuda_impl(_name)(functools.partial(_reduce, _name))
-cuda_impl("mask_count", "nonzero_count")(functools.partial(_reduce, "count_nonzero"))
 
 
 def _arg_min_max(

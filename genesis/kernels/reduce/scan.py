@@ -182,8 +182,9 @@ def scan_columns_kernel(p_o, p_x, p_totals, nk, nr, span, kept, along, MERGE: tl
 
 
 def scan_into(
-    spec: ReduceSpec, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False, exclusive: bool = False
-) -> None:
+    spec: ReduceSpec, out: Array, x: Array, axes: Shape, work: DType, *, reverse: bool = False,
+    exclusive: bool = False, tile: int | None = None,
+) -> None:  # fmt: skip
     """Scan x along the dimensions `axes` in row-major order.
 
     Args:
@@ -191,6 +192,7 @@ def scan_into(
         work: type of the computation.
         reverse: scan from the last element.
         exclusive: leave out a result's own element.
+        tile: elements of a long line per program, instead of `plan.SCAN_TILE`.
     """
     if out.size == 0:
         return
@@ -210,7 +212,7 @@ def scan_into(
     int64_k = needs_int64(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out))
     layouts = (lines.kept, lines.kept_in, lines.kept_out), (lines.along, lines.along_in, lines.along_out)
     # Launch the kernels for columns, for whole lines or for tiles of lines.
-    cut = scan_tiles(count, length, inner)
+    cut = scan_tiles(count, length, inner, tile)
     programs = triton.cdiv(count, cut.block_k)
     if not inner:
         totals = None
