@@ -163,15 +163,15 @@ def takes_norm(x: Array, weight: Array) -> bool:
     return is_for_wide_rows(x, weight) and x.size == x.shape[-1] <= MAX_NORM and takes_exact_rows(1, x.size)
 
 
-def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1, exact: bool = False) -> WideTile:
+def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1, shares: bool = True) -> WideTile:
     """Return the smallest tile for n rows of W (of each of `parts` weights) whose programs all run at once.
 
     Loads in flight limit the speed, so stages take all of the shared memory, and a program that has an SM to itself
     takes long steps. With few columns and a long K, each program would load all of x and little of W; so several
-    programs share K, unless it is `exact`.
+    programs share K if `shares` is set.
     """
     splits = min(sm_count // (triton.cdiv(m, 64) * triton.cdiv(n, 32)), 4)
-    if parts == 1 and k > SHORT and splits > 1 and not exact:
+    if shares and parts == 1 and k > SHORT and splits > 1:
         return WideTile(64, 32, 256, 4, 4, 4 if splits > 2 else 2)
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
@@ -221,7 +221,9 @@ def _launch(
         exact_rows_into(y, h, x, weight, bias, residual)
         return
     n = weight.shape[0] // parts
-    t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts, mode.exact)
+    # The device's counters serve one launch at a time, so only generation steps share K; exact ones have one chain.
+    shares = mode.fixed_weights and not mode.exact
+    t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts, shares)
     w = weight if h is None else weight.view((2, n, k), (n * k, k, 1), weight.offset)
     box = (t.bn, t.bk) if h is None else (2, t.bn, t.bk)
     tiles, sums, counters = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), None, None
