@@ -35,7 +35,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "models and commands": (9_712, ("models/", "cli/", "configs/")),
     "docstrings": (15_432, ()),
     "comments": (2_280, ()),
-    "benchmarks": (4_036, ("benchmarks/",)),
+    "benchmarks": (4_144, ("benchmarks/",)),
     "tests": (92_281, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
