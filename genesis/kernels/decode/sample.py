@@ -455,13 +455,15 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
 # --- Launches ---------------------------------------------------------------------------------------------------------
 
 
-def tiles_of(rows: int, vocabulary: int) -> tuple[int, int]:
-    """Return the ids per tile, and the tiles per program of the second and third launch. One row is spread over all
-    SMs. With many rows a program has a whole row, because each program first reads the results of its row's chunks.
+def tiles_of(rows: int, vocabulary: int) -> tuple[int, int, int]:
+    """Return the ids per tile, and the tiles per program of the second and of the third launch. One row is spread over
+    all SMs. With more rows a program has several tiles, because each program first reads the results of its row's
+    chunks; in the second launch it has a whole row, if there are enough rows.
     """
     tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
     chunks = triton.cdiv(vocabulary, tile)
-    return tile, chunks if rows > FEW_ROWS else max(1, triton.cdiv(rows * chunks, PROGRAMS))
+    tiles = max(1, triton.cdiv(rows * chunks, PROGRAMS))
+    return tile, chunks if rows > FEW_ROWS else tiles, tiles
 
 
 @cuda_impl("sample")
@@ -478,7 +480,7 @@ def sample_on_device(
     device = logits.device
     logits, keys, settings, top_k = (contiguous(x) for x in (logits, keys, settings, top_k))
     seen = None if seen is None else contiguous(seen)
-    tile, tiles = tiles_of(rows, vocabulary)
+    tile, bin_tiles, tiles = tiles_of(rows, vocabulary)
     chunks = triton.cdiv(vocabulary, tile)
     group = min(tile, group_of(vocabulary))
     partials = empty((FIELDS, rows, chunks), float64, device)
@@ -491,18 +493,19 @@ def sample_on_device(
     # The weights add up to at most 2^62, and the likeliest token's weight is at most 2^44.
     unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()))
     drawing = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
-    warps, grid = max(1, min(8, tile // 256)), (triton.cdiv(chunks, tiles), rows)
+    warps = max(1, min(8, tile // 256))
     launch(
         chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, top_k, seen,
         *sizes, HAS_LOG_PROBS=log_probs, **common, num_warps=min(warps, 8 if rows <= 8 else 2),
     )  # fmt: skip
     launch(
-        bin_kernel, grid, tables, likely, partials, logits, settings, top_k, seen, *sizes, tiles, **drawing,
-        num_warps=warps,
+        bin_kernel, (triton.cdiv(chunks, bin_tiles), rows), tables, likely, partials, logits, settings, top_k, seen,
+        *sizes, bin_tiles, **drawing, num_warps=warps,
     )  # fmt: skip
     launch(
-        draw_kernel, grid, *out, candidates, listed, maxima, tables, likely, counters, partials, logits, keys, settings,
-        top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **drawing, num_warps=8, maxnreg=128,
+        draw_kernel, (triton.cdiv(chunks, tiles), rows), *out, candidates, listed, maxima, tables, likely, counters,
+        partials, logits, keys, settings, top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **drawing, num_warps=8,
+        maxnreg=128,
     )  # fmt: skip
 
 
