@@ -182,6 +182,14 @@ def load_vector(x, start, TMA: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def query_block(tokens, batches, heads, BM: tl.constexpr):
+    """Return (block, sequence, head) of this program. The last queries, which see the most keys, run first."""
+    blocks = tl.cdiv(tokens, BM)
+    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
+    return blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+
+
+@triton.jit
 def first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss):
     """Return the first visible key of each query [BM], at most `keys`."""
     if p_doc_starts is None:

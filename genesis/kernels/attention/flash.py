@@ -30,6 +30,7 @@ from genesis.kernels.attention.common import (
     merge_ranges,
     opaque,
     operand,
+    query_block,
     store_gradient,
     store_rows,
     unchained,
@@ -58,10 +59,7 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, head_dim, scales, st
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
-    # The last queries, which see the most keys, run first.
-    blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
-    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]
@@ -201,10 +199,7 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
-    # The last queries, which see the most keys, run first.
-    blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
-    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]

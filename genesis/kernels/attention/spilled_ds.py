@@ -23,6 +23,7 @@ from genesis.kernels.attention.common import (
     first_visible_key,
     load_rows,
     operand,
+    query_block,
     store_gradient,
     visible_key_blocks,
 )
@@ -182,8 +183,7 @@ def load_ds(p_ds, ds, i_head, i_key, i_query, tokens, BEYOND: tl.constexpr, TMA:
 def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope_stride, sizes, head_dim,
                              scale, strides, TMA: tl.constexpr, DOT: tl.constexpr, BM: tl.constexpr,
                              BD: tl.constexpr):  # fmt: skip
-    """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given. The last queries, which see the most keys, run
-    first.
+    """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given.
 
     Args:
         sizes: (tokens, batches, heads, group, window).
@@ -195,9 +195,7 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
     WORK: tl.constexpr = DOT[1]
     PRECISION: tl.constexpr = DOT[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
-    blocks = tl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = tl.program_id(0) // (batches * heads), tl.program_id(0) % (batches * heads)
-    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start = i_block * BM
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]

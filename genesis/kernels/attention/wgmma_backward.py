@@ -26,6 +26,7 @@ from genesis.kernels.attention.common import (
     first_visible_key,
     inverse_rope,
     opaque,
+    query_block,
     visible_end,
     visible_key_blocks,
 )
@@ -167,10 +168,7 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
     # Masks read the column indices from shared memory, so that they take no registers in the loop.
     s_column = gl.allocate_shared_memory(gl.int32, [BN], COUNT)
     s_column.store(gl.arange(0, BN, gl.SliceLayout(0, S)))
-    # The last queries, which see the most keys, run first.
-    blocks = gl.cdiv(tokens, BM)
-    i_reversed, i_batch_head = gl.program_id(0) // (batches * heads), gl.program_id(0) % (batches * heads)
-    i_block, i_batch, i_head = blocks - 1 - i_reversed, i_batch_head // heads, i_batch_head % heads
+    i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start, diagonal = i_block * BM, keys - tokens
     i_key_head = i_head // group
     o_row, o_d = gl.arange(0, BM, gl.SliceLayout(1, BLOCKED)), gl.arange(0, BD, gl.SliceLayout(0, BLOCKED))
