@@ -435,7 +435,7 @@ class _Writer:
         value = self.masked(value, neutral)
         if not self.is_looped:
             pieces = [form.format(value, 1).replace("$", end) for end in PIECES[: len(self.pieces)]]
-            if self.rows == 1:  # a scalar: Triton 3.6 broadcasts a sum of sums before it converts its layout
+            if self.rows == 1 and len(pieces) > 1:  # a scalar: Triton 3.6 broadcasts a sum of sums in a bad layout
                 pieces = [form.format(piece, 0) for piece in pieces]
                 return f"tl.full([1, 1], {functools.reduce(join.format, pieces)}, {_word(work)})"
             return f"({functools.reduce(join.format, pieces)})[:, None]"
