@@ -72,7 +72,8 @@ def test_it_has_the_bits_of_wide_tiles(m: int, n: int, k: int) -> None:
         for b, r in itertools.product((None, bias), (None, residual)):
             found, wanted = poisoned(m, 2 * n), poisoned(m, 2 * n)
             exact_rows_into(found, None, x, w, b, r)
-            wide_rows_linear_into(wanted, x, [w], [] if b is None else [b], r)
+            whole = choose_tile(m, 2 * n, k, 132, shares=False)
+            wide_rows_linear_into(wanted, x, [w], [] if b is None else [b], r, whole)
             np.testing.assert_array_equal(bits(found), bits(wanted))
         (h, gate_up), (wanted_h, wanted) = ((poisoned(m, n), poisoned(m, 2 * n)) for _ in range(2))
         exact_rows_into(gate_up, h, x, w, None, None)

@@ -381,10 +381,9 @@ def _launch_blocks(
     if takes_four_warps(qkv, cache):
         # Blocks in flight: 128 KiB if each program has an SM, otherwise so few that several programs share an SM.
         stages = 512 // size if pairs <= SMS else max(2, 192 // size)
-        bm = max(8, triton.next_power_of_2(group))
         launch(
-            attention_step_exact_kernel, pairs, *arguments, HEADS=heads, BM=bm, STAGES=stages, LAUNCH=overlaps,
-            num_warps=WARPS.value,
+            attention_step_exact_kernel, pairs, *arguments, HEADS=heads, BM=max(8, triton.next_power_of_2(group)),
+            STAGES=stages, LAUNCH=overlaps, num_warps=WARPS.value,
         )  # fmt: skip
         return
     launch(

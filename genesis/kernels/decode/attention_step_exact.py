@@ -131,9 +131,7 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
     b_q = load_heads(p_token, i_head * GROUP + o_m, o_m < GROUP, query_tables, eps, NORMS, ROTATES, D, TILE)  # [BM, D]
     i_key = KEY_HEADS * GROUP + i_head
     b_key = load_heads(p_token, i_key + one, one == 0, key_tables, eps, NORMS, ROTATES, D, TILE).to(TYPE)  # [1, D]
-    b_value = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, key_tables, eps, False, False, D, TILE).to(
-        TYPE
-    )  # [1, D]
+    b_value = load_heads(p_token, i_key + KEY_HEADS + one, one == 0, key_tables, eps, False, False, D, TILE).to(TYPE)
     s_q.store(b_q.to(TYPE))
     o_own = length.to(gl.int64) * so_cache[3] + gl.arange(0, D, gl.SliceLayout(0, TILE))[None, :]  # [1, D]
     gl.store(p_keys + o_own, b_key, mask=is_on)

@@ -199,17 +199,20 @@ def exact_rows_kernel(p_y, p_h, p_rstd, x, d_w, p_norm, p_bias, p_residual, m, n
 # --- Launching it -----------------------------------------------------------------------------------------------------
 
 
-def choose_exact_tile(m: int, k: int) -> ExactTile:
-    """Return the tile for m rows: with a short K many small programs per SM, with a long K few long steps."""
+def choose_exact_tile(m: int, k: int, is_gated: bool = False) -> ExactTile:
+    """Return the tile for m rows: few long steps, or short ones for many programs per SM or for more than 8 rows."""
     bx = max(8, triton.next_power_of_2(m))
-    boxes, stages = (2, 5) if k <= SHORT else (16, 2) if bx == 8 else (4, 4)
+    is_long_step = bx == 8 and not is_gated and k <= 16 * BOX.value
+    short = (8 if k > 12 * BOX.value else 4, 4) if is_long_step else (2, 4 if m == 1 else 5)
+    boxes, stages = short if k <= SHORT else (16, 2) if bx == 8 else (4, 4)
     length = max(triton.next_power_of_2(k), boxes * BOX.value) if m == 1 and k <= MAX_ROW else 0
     return ExactTile(bx, boxes, min(stages, triton.cdiv(k, boxes * BOX.value)), length)
 
 
 def takes_exact_rows(m: int, k: int) -> bool:
-    """Return whether the kernel multiplies m rows of k elements: under `genesis.exact`, outside of the interpreter."""
-    return mode.exact and m <= MAX_ROWS and k % BOX.value == 0 and not is_interpreted()
+    """Return whether the kernel is exact and the fastest for m rows of k elements, outside of the interpreter."""
+    most = MAX_ROWS if k <= SHORT else MAX_ROWS // 2
+    return mode.exact and m <= most and k % BOX.value == 0 and not is_interpreted()
 
 
 def exact_rows_into(
@@ -222,7 +225,7 @@ def exact_rows_into(
         norm: RMSNorm of x, which then has one contiguous row; its `rstd` is required.
     """
     (m, k), n = x.shape, weight.shape[0] // (1 if h is None else 2)
-    t, scale, eps, rstd = tile or choose_exact_tile(m, k), *(norm or (None, 0.0, None))
+    t, scale, eps, rstd = tile or choose_exact_tile(m, k, h is not None), *(norm or (None, 0.0, None))
     rows = ROWS.value if h is None else ROWS.value // 2
     boxes = Descriptor(x, *_boxed(x, m, 1), (t.boxes, t.bx, BOX.value), layout=_layout(3)) if not t.length else x
     w_box = (t.boxes, rows, BOX.value) if h is None else (t.boxes, 2, rows, BOX.value)

@@ -119,7 +119,8 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     hidden, weight, keys, settings = _aligned(hidden), _aligned(weight), contiguous(keys), contiguous(settings)
     blocks = triton.cdiv(classes, BLOCK)
     statistics = [empty((rows, blocks), float32, hidden.device) for _ in range(2)]
-    bm, bk, kind = 64 if rows <= 64 else 128, 64 if hidden.dtype.itemsize == 2 else 32, hidden.dtype
+    size, kind = hidden.dtype.itemsize, hidden.dtype
+    bm, bk = (16, 128) if rows <= 16 and size == 2 else (64 if rows <= 64 else 128, 128 // size)
     kind = float32 if is_interpreted() and kind is bfloat16 else kind
     common = {"K": k, "DOT": TRITON[kind.name], "OVERLAP": can_overlap(hidden), "BN": BLOCK, "BK": bk}
     launch(  # a warp has 16 rows; four lanes add a row's statistics
@@ -131,7 +132,7 @@ def sample_head(out: tuple[Array, Array], hidden: Array, weight: Array, keys: Ar
     launch(
         head_draw_kernel, rows, *out, *statistics, hidden, weight, keys, settings, classes, blocks, hidden.strides[0],
         weight.strides[0], settings.strides[0], UNIT=unit_of(classes), TILES=triton.next_power_of_2(blocks),
-        num_warps=4, num_stages=3, **common,
+        num_warps=8 if rows <= 64 else 4, num_stages=3, **common,
     )  # fmt: skip
 
 

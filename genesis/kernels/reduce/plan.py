@@ -272,10 +272,12 @@ def norm_tiles(rows: int, columns: int, itemsize: int, *, backward: bool = False
     if one_pass and backward and padded * registers <= 4096:
         return _short_rows(rows, padded, itemsize)
     most = max(1, (1024 if backward else 2048) // registers // padded)
-    tile = min(most, triton.next_power_of_2(rows)) if one_pass else 1
+    is_few = rows <= 64 and padded * registers <= 1024 and not backward  # latency decides
+    tile = min(most, triton.next_power_of_2(rows)) if one_pass and not is_few else 1
     span = padded if one_pass else 4096 // registers
     count = tile * span * registers * (2 if backward else 1)  # registers
-    warps = 16 if count > 8192 else 8 if count > 4096 else 4 if count > 1024 else 2 if count > 512 else 1
+    usual = 16 if count > 8192 else 8 if count > 4096 else 4 if count > 1024 else 2 if count > 512 else 1
+    warps = max(count // 128, 1) if is_few else usual
     tiles = -(-rows // tile)
     # Aim at 16 warps per SM, and at least 4 tiles per program if there are many tiles.
     programs = min(132 * 16 // warps, max(132, -(-tiles // 4)), max(tiles, 1)) if one_pass else min(64, max(rows, 1))
