@@ -161,6 +161,15 @@ def collected_tests_stay_frozen() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def commands_are_built_once() -> Iterator[None]:
+    """All commands and their options, which takes 60 ms, as long as many a command in a test."""
+    import typer
+
+    with mock.patch.object(typer.main, "get_command", functools.cache(typer.main.get_command)):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def wide_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """In the interpreter, let programs of matmuls with few rows have 64 rows of W: time grows with the programs."""

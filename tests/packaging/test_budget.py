@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_432, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_144, ("benchmarks/",)),
-    "tests": (92_281, ("tests/",)),
+    "tests": (92_290, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
