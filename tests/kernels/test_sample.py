@@ -1,7 +1,8 @@
 """Drawing tokens on CUDA against the reference: every setting, ties, flat logits, large vocabularies, mixed rows.
 
 On generic logits the tokens are equal. Where u may be within rounding of a border between two tokens (flat logits of a
-large vocabulary, penalties), the token's part of the cumulated probabilities must contain it within 2^-20.
+large vocabulary, penalties), the token's part of the cumulated probabilities must contain it within 2^-20, about what
+a float32 sum of 152k terms in a tree of 17 levels can be off.
 """
 
 from __future__ import annotations
