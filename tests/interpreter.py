@@ -127,7 +127,7 @@ def _expand_at_once(interpreter: Any, slow: Any) -> Any:
     def index(x: Any, places: Any) -> Any:
         if type(places) is not tuple or not x.type.sizes or any(p is not None and p != whole for p in places):
             return slow(x, places)
-        key = x.dtype.name, x.type.sizes, tuple(p is None for p in places)
+        key = x.handle.dtype.name, x.dtype.name, x.type.sizes, tuple(p is None for p in places)
         if key not in known:
             result = slow(x, places)
             if x.handle.data[places].shape == result.handle.data.shape:
@@ -230,12 +230,12 @@ def _operators(interpreter: Any) -> Callable[[Any, bool], Any] | None:
         def operator(a: Any, b: Any) -> Any:
             if type(b) is constant:
                 b = b.value
-            kind, x, y = type(b), a.handle.data, None
+            kind, x, y, held = type(b), a.handle.data, None, a.handle.dtype.name  # `held` differs between truth values
             if kind is tensor:
-                y = b.handle.data
-                key = (a.dtype.name, a.type.sizes, x.dtype, b.dtype.name, b.type.sizes, y.dtype)
+                y, held = b.handle.data, (held, b.handle.dtype.name)
+                key = (held, a.dtype.name, a.type.sizes, x.dtype, b.dtype.name, b.type.sizes, y.dtype)
             elif kind is int or kind is float:
-                key = (a.dtype.name, a.type.sizes, x.dtype, kind, b or repr(b))  # the two zeros are equal
+                key = (held, a.dtype.name, a.type.sizes, x.dtype, kind, b or repr(b))  # the two zeros are equal
             else:
                 return slow(a, b)
             known = plans.get(key)
