@@ -218,6 +218,7 @@ CHEAP = frozenset((
     "copy", "cast", "fill", "add", "sub", "mul", "neg", "abs", "square", "maximum", "minimum", "where", "eq", "ne",
     "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "clamp", "sign", "relu",
 ))  # fmt: skip
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _ENDLESS = 1 << 62
 _Node = tuple[Value | None, int]
 _SOURCE: _Node = (None, 0)
@@ -255,6 +256,9 @@ def saved_values(
             own_calls.add(call)
             own_results.update(call.reads)
     fixed = {call for call in own_calls if not can_repeat(call)}
+    # Forward also compares elements with a reduction's result, such as the largest one: backward may round the same
+    # expression otherwise, and then finds no element that equals it.
+    fixed |= {call for call in joint.calls if call.op.name in COMPARISONS and fixed & {v.call for v in call.reads}}
     saved = _cut(joint.calls, forward, needed, stored, own, fixed)
     # The calls of backward: everything that the gradients need, down to what is saved.
     later: list[Call] = []

@@ -359,6 +359,26 @@ def test_totals_of_rows_read_once(dtype: Any, total: str) -> None:
     assert sum(k.reads + k.writes for k in kernels if "amax" in k.ops[:1]) < 1.2 * x.numel() * dtype.itemsize
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("extreme", [
+    lambda y: y.amax(-1), lambda y: y.amin(0), lambda y: y.float().amax(), lambda y: y[:, 1:].amax(-1),
+    lambda y: genesis.linalg.vector_norm(y, math.inf, -1), lambda y: genesis.where(y == y.amax(-1, keepdim=True), y, 0),
+])  # fmt: skip
+def test_backward_finds_the_extreme_that_forward_found(device: str, extreme: Any) -> None:
+    # Were y computed again in backward without rounding, no element would equal the rounded extreme.
+    values = genesis.randn(4, 40, generator=genesis.Generator().manual_seed(0)).bfloat16().to(device)
+
+    def function(x: Any) -> Any:
+        return extreme(x * 0.3 + x.tanh()).float().sum()
+
+    grads = []
+    for each in (function, genesis.compile(function, fullgraph=True)):
+        x = values.detach().requires_grad_()
+        each(x).backward()
+        grads.append(x.grad.float())
+    assert ((grads[0] != 0) == (grads[1] != 0)).all() and (grads[0] - grads[1]).abs().max().item() < 2**-5
+
+
 class Deep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
