@@ -137,7 +137,7 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
         "whole": case.call,
     }
     wait = wait_for(case.device)
-    host = {name: measure(of_wall(call, wait, of_host=True), limited).seconds for name, call in calls.items()}
+    host = {name: measure(of_wall(call, wait, plan.clock, of_host=True), limited).seconds for name, call in calls.items()}
     replay, whole = host.pop("replay"), host.pop("whole")
     host |= {"entry": whole - replay - host["wrap"], "launch": replay - host["lookup"] - host["allocate"]}
     return {name: seconds for name, seconds in host.items() if seconds >= 0}
