@@ -66,11 +66,11 @@ def test_it_compiles() -> None:
     ],
 )
 def test_it_is_chosen_where_faster(m: int, n: int, k: int, chosen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with collecting(Hopper) as found, mock.patch.object(tf32_rs, "is_interpreted", return_value=False):
+    monkeypatch.setattr(tf32_rs, "is_interpreted", lambda: False)
+    with collecting(Hopper), mock.patch.object(tf32_rs, "launch") as launch:
         x, y, out = (empty(shape, float32, CUDA) for shape in ((m, k), (k, n), (m, n)))
         assert tf32_rs.gemm_tf32_rs_into(out, x, y) == chosen
-    assert len(found) == chosen
+    assert launch.call_count == chosen
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------

@@ -205,12 +205,12 @@ def test_which_layers_are_in_8_bits() -> None:
 
 @pytest.mark.parametrize("lead", [(8192,), (8, 1024)])
 def test_a_linear_layer_with_residual_uses_it(lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with collecting(Hopper) as found, mock.patch.object(warp_specialized, "is_interpreted", return_value=False):
+    monkeypatch.setattr(warp_specialized, "is_interpreted", lambda: False)
+    with collecting(Hopper) as found, mock.patch.object(warp_specialized, "launch") as launch:
         x, weight = (empty(s, bfloat16, CUDA) for s in ((*lead, 64), (1024, 64)))
         out, residual = (empty((*lead, 1024), bfloat16, CUDA) for _ in range(2))
         linear.linear(out, x, weight, None, residual)
-    assert [kernel.fn.__name__ for kernel, _ in found.values()] == ["gemm_ws"]
+    assert [call.args[0] for call in launch.call_args_list] == [warp_specialized.gemm_ws] and not found
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------

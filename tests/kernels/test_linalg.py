@@ -18,16 +18,11 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, int32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm import copies, linalg
-from genesis.kernels.gemm.copies import (
-    aligned_columns,
-    aligned_copy,
-    aligned_copy_kernel,
-    alignment_is_profitable,
-    transposed_copy,
-)
+from genesis.kernels.gemm.copies import aligned_columns, aligned_copy, aligned_copy_kernel, alignment_is_profitable
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import quotient
 from genesis.kernels.gemm.tiles import GemmTile
+from genesis.ops.elementwise import copy
 from genesis.ops.linalg import matmul
 from genesis.shapes import Shape
 
@@ -136,11 +131,11 @@ def test_float32_is_copied_to_be_k_major(
 ) -> None:  # fmt: skip
     found: list[Array] = []
 
-    def spy(out: Array, x: Array) -> bool:
+    def spy(x: Array, *, out: Array) -> Array:
         found.append(out)
-        return transposed_copy(out, x)
+        return copy(x, out=out)
 
-    monkeypatch.setattr(linalg, "transposed_copy", spy)
+    monkeypatch.setattr(linalg, "copy", spy)
     error = difference(layout, x, y, float32, TILE._replace(copies=copies, swapped=swapped))
     assert error < ROUNDING[float32]
     assert len(found) == made[2 * swapped + len(copies) - 1]
@@ -408,12 +403,12 @@ def copied_operands(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
     """The shapes, without ones, of operands that GEMMs copy to another layout from here on, however small."""
     shapes: list[Shape] = []
 
-    def spy(out: Array, x: Array) -> bool:
+    def spy(x: Array, *, out: Array) -> Array:
         shapes.append(tuple(size for size in out.shape if size > 1))
-        return transposed_copy(out, x)
+        return copy(x, out=out)
 
     monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", 1)
-    monkeypatch.setattr(linalg, "transposed_copy", spy)
+    monkeypatch.setattr(linalg, "copy", spy)
     return shapes
 
 

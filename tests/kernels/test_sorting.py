@@ -16,10 +16,10 @@ from genesis.backend import backend_for
 from genesis.dtypes import DType, as_dtype, bfloat16, float32, float64, int32, int64
 from genesis.errors import IndexRangeError, ShapeError
 from genesis.indexing import plan_get
-from genesis.kernels.gemm.copies import transposed_copy
 from genesis.kernels.index import radix_sort as radix
 from genesis.kernels.index import segment, select
 from genesis.kernels.index import sort as sorting
+from genesis.kernels.pointwise.elementwise import copy
 from genesis.op import registry
 from tests.ops.devices import CUDA
 
@@ -288,12 +288,5 @@ def test_transposed_copy(shape: tuple[int, ...], order: tuple[int, ...], dtype: 
     x = on_device(values)
     turned = x.view(tuple(shape[d] for d in order), tuple(x.strides[d] for d in order))
     out = empty(turned.shape, float64, CUDA)
-    assert transposed_copy(out, turned)
+    copy(out, turned)
     assert np.array_equal(out.numpy(), values.transpose(order).astype(np.float64))
-
-
-def test_transposed_copy_leaves_other_layouts_alone() -> None:
-    x = on_device(np.ones((64, 64)))
-    out = empty((64, 64), int64, CUDA)
-    assert not transposed_copy(out, x)
-    assert not transposed_copy(out, x.view((64, 64), (0, 1)))

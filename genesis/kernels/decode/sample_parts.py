@@ -25,7 +25,7 @@ import triton.language as tl
 
 from genesis.kernels import maths
 from genesis.kernels.elements import converted
-from genesis.kernels.pointwise.random import mul_hi_lo
+from genesis.kernels.pointwise.random import philox_rounds
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 BINS = tl.constexpr(2048)
@@ -111,12 +111,7 @@ def random_bits(p_keys, row):
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1 = position.to(tl.uint32), (position >> 32).to(tl.uint32)
     c2, c3 = sequence.to(tl.uint32), (sequence >> 32).to(tl.uint32)
-    for _ in tl.static_range(10):
-        high0, low0 = mul_hi_lo(c0, 0xD2511F53)
-        high1, low1 = mul_hi_lo(c2, 0xCD9E8D57)
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0 = (k0.to(tl.uint64) + tl.full((), 0x9E3779B9, tl.uint64)).to(tl.uint32)
-        k1 = (k1.to(tl.uint64) + tl.full((), 0xBB67AE85, tl.uint64)).to(tl.uint32)
+    c0, c1, _, _ = philox_rounds(c0, c1, c2, c3, k0, k1)
     return (c0.to(tl.uint64) << 21) | (c1.to(tl.uint64) >> 11)
 
 

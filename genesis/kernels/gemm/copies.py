@@ -1,9 +1,7 @@
-"""Copies of a GEMM's operands into another layout, and concatenated operands.
+"""Copies of a GEMM's operands with aligned rows, and concatenated operands.
 
-Plain reference: genesis/ops/elementwise.py: `copy`, `cast`; numpy.concatenate.
+Plain reference: genesis/ops/elementwise.py: `copy`; numpy.concatenate.
 
-- Transposed copies, between arrays with different contiguous axes, by the elementwise kernel in tiles of rows and
-  columns.
 - Aligned copies, of rows that TMA cannot address to rows that begin at multiples of 16 bytes. Loading such rows through
   pointers, element by element, leaves the tensor cores idle for nine tenths of the time. The copy reads and writes the
   operand once, and the GEMM then loads by TMA.
@@ -24,24 +22,11 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, int8, int16, int32, int64
 from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
-from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.shape import contiguous
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
 MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied to another layout first
 MIN_USES = 3  # uses of each element that save as much as an extra read and write costs
-
-
-def transposed_copy(out: Array, x: Array) -> bool:
-    """Copy x to `out` in out's dtype. Return False, without copying, unless their contiguous axes differ."""
-    sizes, so, sx = collapse(out.shape, out.strides, x.strides)
-    wide_enough = [d for d, n in enumerate(sizes) if n >= MIN_EXTENT]
-    c = next((d for d in wide_enough if so[d] == 1), None)
-    r = next((d for d in wide_enough if sx[d] == 1 and d != c), None)
-    if c is None or r is None or sx[c] == 1 or min(*so, *sx) < 0:
-        return False
-    elementwise(identity, out, x, work=x.dtype)
-    return True
 
 
 # --- Aligned rows -----------------------------------------------------------------------------------------------------

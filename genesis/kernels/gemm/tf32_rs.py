@@ -27,7 +27,8 @@ from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import is_describable
-from genesis.kernels.gemm.warp_specialized import grouped_tile, tma_load, tma_tiles
+from genesis.kernels.gemm.gemm import grouped_tile
+from genesis.kernels.gemm.warp_specialized import tma_load, tma_tiles
 
 # Measured on an H200.
 TILE = 256, 128, 32  # BM, BN, BK
@@ -64,7 +65,7 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
-    i_m, i_n = grouped_tile(gl.program_id(0), gl.cdiv(m, BM), gl.cdiv(n, BN))
+    i_m, i_n = grouped_tile(gl.program_id(0), gl.cdiv(m, BM), gl.cdiv(n, BN), "one")[1:]
     steps = gl.cdiv(k, BK * UNROLL) * UNROLL  # loads beyond k return zeros
     for i in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_y, s_x, s_y, full, i, i_m, i_n, i, True, BM, BN, BK)

@@ -36,6 +36,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import bfloat16, float8_e4m3fn
+from genesis.kernels.gemm.gemm import grouped_tile
 from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.9 has other names than 3.6
@@ -57,24 +58,7 @@ SCALED_ROWS = gl.constexpr(4)  # acc of quantized operands times the scales of i
 SCALED = gl.constexpr(5)  # acc of quantized operands times the scales of its rows and of its columns
 
 
-# --- Scheduling, and slices of a tile ---------------------------------------------------------------------------------
-
-
-@gluon.jit
-def quotient(x, y):
-    """Return x // y for 0 <= x < 2^21 and y > 0; see `gemm.quotient`."""
-    return ((gl.cast(x, gl.float32) + 0.5) * (1.0 / gl.cast(y, gl.float32))).to(gl.int32)
-
-
-@gluon.jit
-def grouped_tile(i_tile, tiles_m, tiles_n):
-    """Return row and column of a tile. Groups of 8 rows let concurrent tiles share operands in L2."""
-    GROUP: gl.constexpr = 8
-    i_group = quotient(i_tile, GROUP * tiles_n)
-    rows = gl.minimum(tiles_m - i_group * GROUP, GROUP)
-    i_in_group = i_tile - i_group * GROUP * tiles_n
-    i_n = quotient(i_in_group, rows)
-    return i_group * GROUP + i_in_group - i_n * rows, i_n
+# --- Slices of a tile -------------------------------------------------------------------------------------------------
 
 
 @gluon.jit
@@ -142,7 +126,7 @@ def mma_step(acc, now, ahead, d_x, d_w, s_x, s_w, full, tiles_m, tiles_n, n, ste
     k_ahead += 1
     if k_ahead == steps:
         i_ahead, k_ahead = i_ahead + programs, 0
-        m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
+        m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, "one")[1:]
     stage += 1
     if stage == STAGES:
         stage, phase = 0, phase ^ 1
@@ -159,7 +143,7 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BN, BK // 4])
     first, programs, tiles = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n
     i_ahead, k_ahead, stage_ahead = first, 0, 0
-    m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
+    m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, "one")[1:]
     # Fill the pipeline.
     for _ in gl.static_range(STAGES - 1):
         issue_loads(d_x, d_w, s_x, s_w, full, stage_ahead, m_ahead, n_ahead, k_ahead, n, i_ahead < tiles, FORM,
@@ -167,7 +151,7 @@ def mma_partition(d_x, d_w, s_x, s_w, s_o, full, done, free, tiles_m, tiles_n, n
         stage_ahead, k_ahead = stage_ahead + 1, k_ahead + 1
         if k_ahead == steps:
             i_ahead, k_ahead = i_ahead + programs, 0
-            m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n)
+            m_ahead, n_ahead = grouped_tile(i_ahead, tiles_m, tiles_n, "one")[1:]
     now, ahead, is_free = (0, 0), (i_ahead, m_ahead, n_ahead, k_ahead, stage_ahead), 1
     for _ in range(first, tiles, programs):
         acc = gl.zeros((BM, BN), gl.float32, ACC)  # [BM, BN]
@@ -237,7 +221,7 @@ def epilogue_linear(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, 
     """
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
-    i_m, i_n = grouped_tile(first, tiles_m, tiles_n)
+    i_m, i_n = grouped_tile(first, tiles_m, tiles_n, "one")[1:]
     if p_r is not None:
         o, mask = slice_offsets(0, i_m, i_n, m, n, n, BLOCKED, BM, BN)
         b_r = gl.load(p_r + o, mask=mask, other=0)  # [SR, SC]
@@ -246,7 +230,7 @@ def epilogue_linear(p_o, p_r, p_scales, s_slices, done, free, tiles_m, tiles_n, 
         if OF_COLUMNS:
             b_columns = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, BN)  # [SC]
     for i_tile in range(first, tiles, programs):
-        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n)
+        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, "one")[1:]
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
             b_y = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]
@@ -275,7 +259,7 @@ def epilogue_swiglu(d_gate, d_up, p_h, s_o, s_slices, done, free, tiles_m, tiles
     COLUMN_SLICES: gl.constexpr = HALF // SLICE_COLUMNS
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
+        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")[1:]
         mbarrier.wait(done, is_done)
         for j in gl.static_range(COLUMN_SLICES):
             tma_store(d_gate, [i_m * BM, i_n * HALF + j * SLICE_COLUMNS], s_o.index(j))
@@ -298,7 +282,7 @@ def epilogue_swiglu_scaled(p_o, p_h, p_scales, s_slices, done, free, tiles_m, ti
     SLICES: gl.constexpr = BM // SLICE_ROWS * (HALF // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
     for i_tile in range(first, tiles, programs):
-        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n)
+        i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")[1:]
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
         b_gates = column_scales(p_scales, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
         b_ups = column_scales(p_scales + n, 0, i_n, m, n, BLOCKED, BM, HALF)  # [SC]
@@ -328,13 +312,13 @@ def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tile
     """Store [dgate, dup] from dh (acc) and [gate, up] at p_x, loaded one slice ahead. Store h too if p_h is given."""
     SLICES: gl.constexpr = BM // SLICE_ROWS * (BN // SLICE_COLUMNS)
     first, programs, tiles, is_done = gl.program_id(0), gl.num_programs(0), tiles_m * tiles_n, 0
-    i_m, i_n = grouped_tile(first, tiles_m, tiles_n)
+    i_m, i_n = grouped_tile(first, tiles_m, tiles_n, "one")[1:]
     o, mask = slice_offsets(0, i_m, i_n, m, n, 2 * n, BLOCKED, BM, BN)
     b_gate, b_up = gl.load(p_x + o, mask=mask, other=0), gl.load(p_x + n + o, mask=mask, other=0)  # [SR, SC] each
     if p_scales is not None:
         b_rows = row_scales(p_scales, 0, i_m, m, BLOCKED, BM)  # [SR]
     for i_tile in range(first, tiles, programs):
-        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n)
+        next_m, next_n = grouped_tile(gl.minimum(i_tile + programs, tiles - 1), tiles_m, tiles_n, "one")[1:]
         mbarrier.wait(done, is_done)
         for i in range(SLICES):
             b_d = s_slices.index(i).load(BLOCKED).to(gl.float32)  # [SR, SC]

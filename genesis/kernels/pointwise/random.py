@@ -67,11 +67,8 @@ def mul_hi_lo(x, M: tl.constexpr):
 
 
 @triton.jit
-def philox(seed_low, seed_high, counter):
-    """Return the four words (uint32) of each counter (uint64); see `genesis.random`."""
-    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
-    c2, c3 = c0 * 0, c0 * 0
-    k0, k1 = seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True)
+def philox_rounds(c0, c1, c2, c3, k0, k1):
+    """Return the four words of each counter of four words; all are uint32, and so is the key of two words."""
     for _ in tl.static_range(10):
         high0, low0 = mul_hi_lo(c0, 0xD2511F53)
         high1, low1 = mul_hi_lo(c2, 0xCD9E8D57)
@@ -79,6 +76,14 @@ def philox(seed_low, seed_high, counter):
         k0 = (k0.to(tl.uint64) + tl.full((), 0x9E3779B9, tl.uint64)).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + tl.full((), 0xBB67AE85, tl.uint64)).to(tl.uint32)
     return c0, c1, c2, c3
+
+
+@triton.jit
+def philox(seed_low, seed_high, counter):
+    """Return the four words (uint32) of each counter (uint64); see `genesis.random`."""
+    c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
+    k0, k1 = seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True)
+    return philox_rounds(c0, c1, c0 * 0, c0 * 0, k0, k1)
 
 
 @triton.jit
