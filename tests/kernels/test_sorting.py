@@ -13,7 +13,7 @@ import pytest
 
 from genesis.array import Array, empty
 from genesis.backend import backend_for
-from genesis.dtypes import DType, as_dtype, bfloat16, float32, float64, int32, int64
+from genesis.dtypes import DType, as_dtype, bfloat16, float32, float64, int32
 from genesis.errors import IndexRangeError, ShapeError
 from genesis.indexing import plan_get
 from genesis.kernels.index import radix_sort as radix
