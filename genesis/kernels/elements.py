@@ -119,6 +119,11 @@ def as_matrix(x: Array) -> Array:
     return x.view((x.size // width if width else 0, width), (width, 1), x.offset)
 
 
+def row_slice(x: Array, first: int, count: int) -> Array:
+    """Return a view of rows [first, first + count) of x."""
+    return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
+
+
 @triton.jit
 def offsets(i, sizes, strides):
     """Return the offsets of the elements with linear (row-major) indices i, in the shape of i.

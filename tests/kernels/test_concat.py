@@ -8,7 +8,7 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import bfloat16
-from genesis.kernels.gemm.copies import can_extend, concat_columns, concat_rows, ones_and
+from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window
@@ -40,15 +40,6 @@ def test_rows_are_side_by_side(rows: int, width: int, rank: int, parts: int) -> 
         part = slice(i * rows // parts, (i + 1) * rows // parts)
         want[part, width + i * rank : width + (i + 1) * rank] = wide(u)[part]
     np.testing.assert_array_equal(found, want)
-
-
-def test_rows_are_below() -> None:
-    x, u = on_gpu(np.arange(24.0).reshape(3, 8)), on_gpu(np.full((2, 8), 7.0))
-    np.testing.assert_array_equal(wide(concat_rows(x, u)), np.concatenate([wide(x), wide(u)]))
-
-
-def test_ones_are_before() -> None:
-    np.testing.assert_array_equal(wide(ones_and(5, on_gpu(np.array([2.0, 3.0])))), [1, 1, 1, 1, 1, 2, 3])
 
 
 def test_copies_must_be_shorter_than_what_they_save() -> None:

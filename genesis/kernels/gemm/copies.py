@@ -20,9 +20,8 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import float32, int8, int16, int32, int64
-from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices
-from genesis.ops.shape import contiguous
+from genesis.dtypes import int8, int16, int32, int64
+from genesis.kernels.elements import collapse, needs_int64, offsets
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
 MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied to another layout first
@@ -127,34 +126,3 @@ def concat_columns(x: Array, u: Array, parts: int = 1) -> Array:
             num_warps=4,
         )  # fmt: skip
     return out
-
-
-@triton.jit
-def concat_rows_kernel(p_o, p_x, p_u, size, total, INT64: tl.constexpr, N: tl.constexpr):
-    """Store N elements of out, which holds `size` elements of x (1 if p_x is None), then the elements of u."""
-    i = program_indices(N, INT64)  # [N]
-    b_u = tl.load(p_u + (i - size), mask=(i >= size) & (i < total), other=0)  # [N]
-    b_x = tl.load(p_x + i, mask=i < size, other=0) if p_x is not None else 1.0  # [N]
-    tl.store(p_o + i, converted(tl.where(i < size, b_x, b_u), p_o.dtype.element_ty), mask=i < total)
-
-
-def concat_rows(x: Array, u: Array) -> Array:
-    """Return [x ; u] of x `[rows, width]` and u `[rank, width]`."""
-    out = empty((x.shape[0] + u.shape[0], x.shape[1]), x.dtype, x.device)
-    _concat_rows_into(out, contiguous(x), u, x.size)
-    return out
-
-
-def ones_and(count: int, u: Array) -> Array:
-    """Return `count` ones, then u `[n]`, in float32."""
-    out = empty((count + u.size,), float32, u.device)
-    _concat_rows_into(out, None, u, count)
-    return out
-
-
-def _concat_rows_into(out: Array, x: Array | None, u: Array, size: int) -> None:
-    if out.size:
-        launch(
-            concat_rows_kernel, triton.cdiv(out.size, ELEMENTS), out, x, contiguous(u), size, out.size,
-            INT64=needs_int64(out.shape, out.strides), N=ELEMENTS,
-        )  # fmt: skip

@@ -11,18 +11,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.backend import mode
 from genesis.backend.cuda import backend_of
-from genesis.dtypes import bfloat16
+from genesis.dtypes import bfloat16, float32
 from genesis.kernels.elements import converted
-from genesis.kernels.gemm.copies import can_extend, concat_columns, ones_and
+from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import chain_operands, make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
+from genesis.kernels.pointwise.elementwise import copy, fill
 from genesis.kernels.pointwise.swiglu import sigmoid_fast, swiglu_packed
 from genesis.ops.low_rank import LowRank, Operands
+from genesis.ops.shape import window
 
 
 @triton.jit
@@ -84,7 +86,10 @@ def adapted_gemm_swiglu_into(
     if factors is None:
         gemm_swiglu_into(h, gate_up, left, right)
         return True
-    return ws_swiglu_into(h, gate_up, left, right, ones_and(x.shape[0], factors))  # scales of rows, then of columns
+    scales = empty((x.shape[0] + factors.size,), float32, x.device)  # of rows, then of columns
+    fill(scales, value=1, shape=scales.shape, dtype=float32)
+    copy(window(scales, x.shape[0], scales.size), factors)
+    return ws_swiglu_into(h, gate_up, left, right, scales)
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:

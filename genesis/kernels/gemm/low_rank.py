@@ -19,7 +19,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, float64
-from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, work_type
+from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, row_slice, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_into
 from genesis.kernels.norm.norm import sum_partials
@@ -136,8 +136,8 @@ def chain_operands(
         for term, at in zip(terms, starts, strict=False):
             low, high = max(term.start, first), min(term.stop, last)
             if low < high:
-                b = slice_rows(term.b, low - term.start, high - low)
-                copy(b, out=window(slice_rows(right, low - first, high - low), at, at + b.shape[1]))
+                b = row_slice(term.b, low - term.start, high - low)
+                copy(b, out=window(row_slice(right, low - first, high - low), at, at + b.shape[1]))
         yield left, right
         first = last
 
@@ -153,11 +153,6 @@ def _extended(x: Array, width: int) -> Array:
     rest = window(out, x.shape[1], width)
     fill(rest, value=0, shape=rest.shape, dtype=rest.dtype)
     return out
-
-
-def slice_rows(x: Array, first: int, count: int) -> Array:
-    """Return a view of rows of a matrix."""
-    return x.view((count, x.shape[1]), x.strides, x.offset + first * x.strides[0])
 
 
 @cuda_impl("low_rank_backward")

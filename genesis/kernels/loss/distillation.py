@@ -19,7 +19,7 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32
-from genesis.kernels.elements import TRITON, converted, float_argument, work_type
+from genesis.kernels.elements import TRITON, converted, float_argument, row_slice, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.loss.labelled import (
     WORKSPACE,
@@ -28,7 +28,6 @@ from genesis.kernels.loss.labelled import (
     begins_padding,
     can_limit,
     chunk_rows,
-    row_slice,
 )
 from genesis.kernels.loss.loss import ROW_BLOCK, _block, _clear, _divisor, _sum_losses, _warps, add_gradients
 from genesis.kernels.pointwise.elementwise import elementwise, identity

@@ -26,7 +26,7 @@ from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import is_describable
 from genesis.dtypes import int32
-from genesis.kernels.elements import converted
+from genesis.kernels.elements import converted, row_slice
 from genesis.kernels.gemm.linalg import Limit
 from genesis.kernels.index.segment import report_fault
 
@@ -135,10 +135,6 @@ def chunk_rows(tokens: int, row: int, workspace: int) -> int:
     most = max(MIN_ROWS, room // max(row, 1) // MIN_ROWS * MIN_ROWS)
     even = -(-tokens // -(-tokens // most)) if tokens else 0
     return min(tokens, -(-even // 128) * 128)
-
-
-def row_slice(x: Array, first: int, count: int) -> Array:
-    return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
 
 
 def can_limit(weight: Array) -> bool:

@@ -24,7 +24,7 @@ from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32
 from genesis.errors import UsageError
 from genesis.kernels import maths
-from genesis.kernels.elements import TRITON, converted, float_argument, work_type
+from genesis.kernels.elements import TRITON, converted, float_argument, row_slice, work_type
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.index.segment import report_fault
 from genesis.kernels.loss.labelled import (
@@ -34,7 +34,6 @@ from genesis.kernels.loss.labelled import (
     begins_padding,
     can_limit,
     chunk_rows,
-    row_slice,
 )
 from genesis.kernels.loss.lm_head import Head, is_supported
 from genesis.kernels.pointwise.elementwise import elementwise, identity

@@ -26,13 +26,14 @@ from genesis.kernels.elements import (
     work_type,
 )
 from genesis.kernels.formulas import tile_function
-from genesis.kernels.gemm.copies import can_extend, concat_columns, concat_rows
+from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
 from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
+from genesis.kernels.pointwise.elementwise import copy
 from genesis.ops.linalg import is_wide_enough
-from genesis.ops.shape import contiguous
+from genesis.ops.shape import contiguous, slices
 from genesis.shapes import contiguous_strides, numel
 
 sigmoid, sigmoid_fast = (tile_function("sigmoid", form) for form in ("exact", "fast"))
@@ -146,7 +147,9 @@ def swiglu_linear_backward(
         left, right, scales = quantize_scaled_operands(as_matrix(contiguous(g)), contiguous(weight))
     elif v is not None and a is not None and can_extend(numel(g.shape[:-1]), g.shape[-1], v.shape[-1]):
         left = concat_columns(as_matrix(contiguous(g)), as_matrix(contiguous(v)))
-        right, terms = concat_rows(weight, a), []
+        right, terms = empty((weight.shape[0] + a.shape[0], weight.shape[1]), weight.dtype, weight.device), []
+        for part, source in zip(slices(right, [weight.shape[0], a.shape[0]]), (weight, a), strict=True):
+            copy(part, source)
     # Fuse the matmul and SwiGLU's backward pass, or run one after the other.
     if gate_up.is_contiguous and left.is_contiguous and right.is_contiguous and not terms:
         result = None if h is None else as_matrix(h)
