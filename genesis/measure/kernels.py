@@ -137,7 +137,8 @@ def stages_of(case: Case, plan: Plan) -> dict[str, float]:
         "whole": case.call,
     }
     wait = wait_for(case.device)
-    host = {name: measure(of_wall(call, wait, plan.clock, of_host=True), limited).seconds for name, call in calls.items()}
+    timed = {name: of_wall(call, wait, plan.clock, of_host=True) for name, call in calls.items()}
+    host = {name: measure(sample, limited).seconds for name, sample in timed.items()}
     replay, whole = host.pop("replay"), host.pop("whole")
     host |= {"entry": whole - replay - host["wrap"], "launch": replay - host["lookup"] - host["allocate"]}
     return {name: seconds for name, seconds in host.items() if seconds >= 0}
