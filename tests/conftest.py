@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from tests.interpreter import hasten
+from tests.sampling import leave_to_full
 
 # Set before numpy is imported, and inherited by the processes that tests start. Workers with a thread per core each
 # would slow each other down.
@@ -96,6 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "PYTEST_XDIST_WORKER" in os.environ:  # all must have the same order, whichever way they collected
         items.sort(key=lambda item: item.path.parts)
     on_gpu = config.getoption("--gpu")
+    leave_to_full(items)
     left = [] if on_gpu or config.getoption("--full") else [i for i in items if i.get_closest_marker("full")]
     if left:
         config.hook.pytest_deselected(items=left)

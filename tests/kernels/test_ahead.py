@@ -117,6 +117,7 @@ print(sum("mma" in text for text in texts[0]), sum("mma" not in text for text in
 """
 
 
+@pytest.mark.full
 def test_kernels_that_are_read_once_come_out_the_same(tmp_path: Path) -> None:
     assert output_lines(READ, tmp_path) == ["3 2 True"]
 
@@ -166,12 +167,12 @@ for arch, stages in (80, 4), (90, 3):  # 196,608 bytes, either way
 """
 
 
-def output_lines(script: str, folder: Path) -> list[str]:
+def output_lines(script: str, folder: Path, *args: str) -> list[str]:
     """What a script prints that runs where kernels are compiled; Triton reads a kernel's source from its file."""
     (folder / "script.py").write_text(script)
     path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": path}
-    command = [sys.executable, str(folder / "script.py")]
+    command = [sys.executable, str(folder / "script.py"), *args]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
@@ -190,6 +191,7 @@ def test_a_kernel_that_takes_more_shared_memory_than_there_is_is_reported(tmp_pa
 
 
 TILES = """
+import sys
 from genesis.array import empty
 from genesis.backend import Device
 from genesis.backend.cuda.compile import compile_kernel
@@ -202,9 +204,11 @@ from tests.kernels.assembling import collected
 from tests.kernels.collecting import collecting
 
 CUDA, SHARED = Device("cuda", 0), 227 << 10
-for kind, dtype in ("half", bfloat16), ("tf32", float32):
+kinds = {"half": bfloat16, "tf32": float32}
+for kind in sys.argv[1:]:
+    dtype = kinds[kind]
     allow_tf32.set(kind == "tf32")
-    for swapped in False, True:
+    for swapped in {False, len(sys.argv) > 2}:
         for out in {dtype, float32}:
             rows = {tile._replace(swapped=swapped) for tile in TILES[kind]}
             for tile in {fitted(tile, dtype.itemsize, SHARED, True, out.itemsize) for tile in rows}:
@@ -224,11 +228,11 @@ with collected():
 """
 
 
-@pytest.mark.slow
-def test_gemms_use_the_shared_memory_that_is_counted_for_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kinds", [["half"], pytest.param(["half", "tf32"], marks=pytest.mark.full)])
+def test_gemms_use_the_shared_memory_that_is_counted_for_them(kinds: list[str], tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""
-    *lines, compiled = output_lines(TILES, tmp_path)
+    *lines, compiled = output_lines(TILES, tmp_path, *kinds)
     assert compiled == "as compiled: 0"
     found = [line.split(maxsplit=2) for line in lines]
-    assert len(found) > 10
+    assert len(found) > 10 * len(kinds) - 5
     assert [what for spare, room, what in found if int(spare) < 0 or int(room) < 0] == []

@@ -127,6 +127,7 @@ def test_parts_of_unequal_sequences_add_up(dtype: DType) -> None:
     check(Case((5, 4, 2, 160, 16), [0, 1, 32, 33, 159], dtype))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("tile", [MMA, WIDE, ALONE])
 @pytest.mark.parametrize("group", [1, 2, 7, 8])
 def test_keys_and_values_in_registers(tile: StepTile, group: int) -> None:
@@ -134,6 +135,7 @@ def test_keys_and_values_in_registers(tile: StepTile, group: int) -> None:
     check(Case((4, 2 * group, 2, 320, 64), [0, 1, 129, 319], bfloat16, norms=group > 2, rotates=group != 2), tile)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("tile", [MMA, ALONE, PAIRS])
 @pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("group", [2, 7, 8])
@@ -141,6 +143,7 @@ def test_heads_of_either_size(tile: StepTile, size: int, group: int) -> None:
     check(Case((3, 2 * group, 2, 600, size), [0, 257, 599], bfloat16, norms=group > 2), tile)
 
 
+@pytest.mark.sample
 @pytest.mark.mbarrier
 @pytest.mark.parametrize("tile", CLUSTERS)
 @pytest.mark.parametrize("size", [64, 128])
@@ -191,6 +194,7 @@ def test_parts_grow_where_there_would_be_too_many(lengths: list[int]) -> None:
     check(Case((2, 2, 1, 160, 16), lengths, float32))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("group", [1, 2, 4, 7])
 @pytest.mark.parametrize("size", [16, 64, 96, 128, 256])
 def test_groups_and_heads_of_any_size(group: int, size: int) -> None:
@@ -248,6 +252,7 @@ def test_the_same_as_attention_over_all_keys(dtype: DType) -> None:
     assert np.linalg.norm(o - wanted) <= TOLERANCE[dtype] * np.linalg.norm(wanted)
 
 
+@pytest.mark.sample
 @pytest.mark.mbarrier
 @pytest.mark.parametrize(
     "shape", [(1, 14, 2, 700, 64), (2, 14, 2, 500, 64), (2, 4, 2, 500, 128), (3, 4, 2, 300, 128), (1, 2, 1, 200, 256)]

@@ -88,7 +88,9 @@ def test_workers_compile_and_end(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "genesis" / "kernels").glob("*.kernel"))) == 2
 
 
-@pytest.mark.parametrize(("how", "most"), [("killed", 0), ("garbled", 0), ("own", 2)])
+@pytest.mark.parametrize(
+    ("how", "most"), [("killed", 0), pytest.param("garbled", 0, marks=pytest.mark.full), ("own", 2)]
+)
 def test_what_no_worker_can_do_is_compiled_here(tmp_path: Path, how: str, most: int) -> None:
     """A worker that ended by itself or gave no answer, and functions that others would not find by their names."""
     found = run(tmp_path, how)

@@ -46,6 +46,7 @@ def errors(found: tuple[Array, ...], arrays: list[Array], **attrs: Any) -> list[
     return [float(np.linalg.norm(f - e) / np.linalg.norm(e)) for f, e in pairs]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", HALF_UNIT)
 @pytest.mark.parametrize("beta", (0.0, 0.4, 1.0))
 def test_chunks_add_up(beta: float, dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,14 +87,14 @@ def launch_quantized(m: int, k: int) -> dict[str, bool]:
     return dict(zip(FORMS, found, strict=True))
 
 
-def compiled(dtype: DType) -> list[dict[str, Any]]:
-    """The forms compiled in a type; for a process without the interpreter, which changes Triton."""
+def compiled(dtype: DType, count: int) -> list[dict[str, Any]]:
+    """The first forms compiled in a type; for a process without the interpreter, which changes Triton."""
     with collecting(Hopper) as found:
         few = launch_all(dtype, 128)
         assert not found
         many = launch_all(dtype, 8192)
     rows: list[dict[str, Any]] = [{"few": few, "many": many}]
-    for kernel, signature in found.values():
+    for kernel, signature in list(found.values())[:count]:
         made = compile.compile_kernel(kernel, signature, (9, 0))
         rows.append({"dtype": str(dtype), "warps": made.warps, "shared": made.shared})
     return rows
@@ -180,12 +180,17 @@ def check_tiles(rows: list[dict[str, Any]], dtypes: list[str]) -> None:
     assert {row["dtype"] for row in made} == set(dtypes)
     for dtype in dtypes:
         epilogue_warps = [row["warps"] - warp_specialized.WARPS for row in made if row["dtype"] == dtype]
-        assert epilogue_warps == [tile.epilogue_warps for tile in TILES[dtype]]
+        assert epilogue_warps == [tile.epilogue_warps for tile in TILES[dtype]][: len(epilogue_warps)]
 
 
-@pytest.mark.parametrize("name", ["bfloat16", pytest.param("float16", marks=pytest.mark.full)])
-def test_each_form_compiles(name: str) -> None:
-    check_tiles(rows_of(f"compiled({name})"), [f"genesis.{name}"])
+ALL = [pytest.param(name, len(FORMS), marks=pytest.mark.full) for name in ("bfloat16", "float16")]
+
+
+@pytest.mark.parametrize(("name", "count"), [("bfloat16", 1), *ALL])
+def test_each_form_compiles(name: str, count: int) -> None:
+    rows = rows_of(f"compiled({name}, {count})")
+    check_tiles(rows, [f"genesis.{name}"])
+    assert len(rows) == 1 + count
 
 
 @pytest.mark.full

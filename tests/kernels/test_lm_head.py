@@ -86,6 +86,7 @@ def errors(rows: int, classes: int, dtype: DType, size: float = 3.0, width: int 
     return [distance(f, e) for f, e in zip(found, expected, strict=True)]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", HALF_UNIT)
 @pytest.mark.parametrize("classes", (256, 301))
 def test_gradients_are_rounded_three_times(classes: int, dtype: DType) -> None:
@@ -127,7 +128,7 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
 
-@pytest.mark.parametrize("dtype", (bfloat16, float32))
+@pytest.mark.parametrize("dtype", (bfloat16, pytest.param(float32, marks=pytest.mark.full)))
 def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """Of the GEMMs behind the logits one is left, and what is left is the same to the bit."""
     monkeypatch.setattr(loss, "WORKSPACE", 1)
@@ -179,7 +180,7 @@ def test_a_tied_weight_gets_one_gradient_in_its_slot(launched: list[tuple[str, t
 # --- Rows without a label ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", (bfloat16, float16))
+@pytest.mark.parametrize("dtype", (bfloat16, pytest.param(float16, marks=pytest.mark.full)))
 def test_rows_without_a_label_are_left_out(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """They hold NaN, and calls with other counts repeat the same launches."""
     monkeypatch.setattr(loss, "WORKSPACE", 1)
@@ -386,6 +387,7 @@ TILES = (
 )
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize("k", (136, 135))  # TMA needs a row stride that 16 bytes divide
 def test_rows_of_a_gemm_are_scaled_before_rounding(k: int, tile: GemmTile | None) -> None:
@@ -431,8 +433,8 @@ def test_only_rows_that_occur_are_written() -> None:
 @pytest.mark.parametrize(
     ("classes", "width", "dtype"),
     [
-        (700, 64, bfloat16),
-        (700, 64, float16),
+        (300, 64, bfloat16),
+        pytest.param(300, 64, float16, marks=pytest.mark.full),
         *(
             pytest.param(*each, marks=pytest.mark.gpu)
             for each in (
@@ -462,7 +464,12 @@ def test_log_probabilities_have_the_same_bits_with_and_without_gradients(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "needs"), [(bfloat16, (True, True)), (bfloat16, (False, True)), (float32, (True, True))]
+    ("dtype", "needs"),
+    [
+        pytest.param(bfloat16, (True, True), marks=pytest.mark.full),
+        (bfloat16, (False, True)),
+        (float32, (True, True)),
+    ],
 )
 def test_log_probabilities_of_labels_and_their_weighted_gradients(
     dtype: DType, needs: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,54 @@
+"""The sample that `make unit` runs of a test with many cases: every value of every argument occurs in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+__all__ = ["covering", "leave_to_full"]
+
+
+def covering(cases: Sequence[Mapping[str, Any]], together: int = 1) -> list[int]:
+    """Indices of cases with every value of every argument, or every combination of values of `together` arguments.
+
+    The case with the most new combinations is chosen first; among equal ones, that with the least used values.
+    """
+    values = [[(name, _told_apart(value)) for name, value in case.items()] for case in cases]
+    offered = [set(itertools.combinations(of, min(len(of), together))) for of in values]
+    left, used, chosen = set[Any]().union(*offered), Counter[Any](), list[int]()
+    while left:
+        best = max(range(len(cases)), key=lambda i: (len(offered[i] & left), -sum(used[v] for v in values[i])))
+        chosen.append(best)
+        left -= offered[best]
+        used.update(values[best])
+    return sorted(chosen)
+
+
+def _told_apart(value: Any) -> Any:
+    """Something with a hash that differs where the value does; of a value without a hash, its place in memory."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
+
+
+def leave_to_full(items: Sequence[pytest.Item]) -> None:
+    """Mark as `full` those cases of tests marked `sample` that are not in the sample."""
+    tests: dict[Any, list[pytest.Function]] = {}
+    for item in items:
+        if (
+            isinstance(item, pytest.Function)
+            and item.get_closest_marker("sample")
+            and not item.get_closest_marker("full")
+        ):
+            tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
+    for cases in tests.values():
+        together = (*cases[0].get_closest_marker("sample").args, 1)[0]  # type: ignore[union-attr]
+        chosen = covering([case.callspec.params for case in cases], together)
+        for i in set(range(len(cases))) - set(chosen):
+            cases[i].add_marker(pytest.mark.full)
