@@ -12,7 +12,7 @@ from genesis.train.config import setting_names
 
 # Not inside a path or a longer name; `_settings` decides whether it is a setting.
 _SETTING = re.compile(r"(?<![\w./-])([a-z]+\.[a-z_]+)(?![\w/-]|\.\w)")
-_CLAUSES = re.compile(r"(,? or |; |, )")
+_CLAUSES = re.compile(r"(,? or |; |, )(?![^()]*\))")  # not in parentheses
 
 
 @contextmanager
