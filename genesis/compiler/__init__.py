@@ -8,9 +8,8 @@ from typing import Any
 
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
 from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like, split_totals
-from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.graph import Call, Graph, Value, Windows
 from genesis.compiler.program import BlockStep, OpStep, Program
-from genesis.compiler.windows import Windows
 from genesis.errors import UsageError
 from genesis.keywords import check_calls
 from genesis.nn.module import Module

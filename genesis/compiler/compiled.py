@@ -200,7 +200,7 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
     """
     generator = random.default_generator
     then, fixed = generator.state(), generator.fixed_draws
-    position = TensorBase.wrap(trace.input(Value((2,), (1,), int64, device)))
+    position = TensorBase.wrap(trace.input(Value.new((2,), int64, device)))
     try:
         generator.manual_seed(_SEED)
         with generator.positioned_by(position):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.graph import Call, Graph, Value, same_strides
 from genesis.dtypes import DType, float32, float64
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, normalize_axes, numel, reduced_shape
@@ -39,11 +39,6 @@ def reduced_axes(call: Call) -> tuple[int, ...]:
 def longest_row(rows: int) -> int:
     """The most elements of a row that a kernel of `rows` rows can process."""
     return LOOP_LIMIT if rows >= LOOP_ROWS else ROW_LIMIT
-
-
-def same_strides(a: Shape, b: Shape, shape: Shape) -> bool:
-    """Whether two windows of a shape address the same elements."""
-    return all(x == y or s == 1 for x, y, s in zip(a, b, shape, strict=True))
 
 
 @dataclass(eq=False)
@@ -85,10 +80,9 @@ class Group:
         if call.op.name in REDUCTIONS:
             return self._add_reduction(call)
         lift = self.lift(call)
-        operands = [x for x in call.inputs if isinstance(x, Value)]
-        if call.op.name == "place" and operands[0].root in self.places:  # it reads other elements than it computes
+        if call.op.name == "place" and call.reads[0] in self.places:  # it reads other elements than it computes
             return False
-        if lift is None or not all(self._readable(x, lift) for x in operands):
+        if lift is None or not all(self._readable(x, lift) for x in call.operands):
             return False
         self.calls.append(call)
         out = call.outputs[0]
@@ -103,9 +97,9 @@ class Group:
         """Return a function that maps (shape, strides) of an operand of an elementwise call to strides over `space`."""
         shape = call.outputs[0].shape
         if self.split is not None and shape == self.space[: self.split]:
-            rows = [x for x in call.inputs if isinstance(x, Value) and x.root in self.places]
+            rows = [v for v in call.reads if v in self.places]
             zeros = (0,) * (len(self.space) - self.split)
-            if rows and all(not any(self.places[x.root][self.split :]) for x in rows):
+            if rows and not any(any(self.places[v][self.split :]) for v in rows):
                 return lambda s, st: (*broadcast_strides(s, st, shape), *zeros)
         if len(shape) > len(self.space):
             return None
@@ -175,7 +169,7 @@ class Fusion:
     def __init__(self, graph: Graph, is_point: Callable[[Call], bool], reductions: bool) -> None:
         self.graph = graph
         self.unit: dict[Call, Unit] = {}
-        self.made_by = {v: call for call in graph.calls for v in call.outputs}
+        self.made_by = graph.makers
         self.order = {call: i for i, call in enumerate(graph.calls)}
         for call in graph.calls:
             fusible = is_point(call) or (reductions and is_reduction(call))
@@ -269,26 +263,24 @@ def split_totals(graph: Graph) -> Graph:
         shape, axes = call.inputs[0].shape, reduced_axes(call)
         if 0 < len(axes) < len(shape) and axes == tuple(range(len(shape) - len(axes), len(shape))):
             rows[shape] = axes
-    calls = list[Call]()
+    calls, makers = list[Call](), graph.makers
 
     def add(name: str, x: Value, attrs: dict[str, Any], shape: Shape, dtype: DType) -> Value:
-        v = Value(shape, contiguous_strides(shape), dtype, x.device)
-        v.call = Call(registry[name], (x,), attrs, (v,))
-        calls.append(v.call)
+        v = Value.new(shape, dtype, x.device)
+        calls.append(Call(registry[name], (x,), attrs, (v,)))
         return v
 
     for call in graph.calls:
         x: Any = call.inputs[0] if call.inputs else None
         out = call.outputs[0]
         is_total = is_reduction(call) and call.op.name in PARTIAL and out.size == 1
-        if is_total and x.shape in rows and x.call is not None and x.dtype is out.dtype and x.dtype.is_floating_point:
+        if is_total and x.shape in rows and x in makers and x.dtype is out.dtype and x.dtype.is_floating_point:
             wide = float64 if x.dtype is float64 else float32
             name, axes = "sum" if call.op.name == "sum_to_shape" else call.op.name, rows[x.shape]
             y = x if x.dtype is wide else add("cast", x, {"dtype": wide}, x.shape, wide)
             y = add(name, y, {"axes": axes, "keepdim": True}, reduced_shape(x.shape, axes, True), wide)
             y = add(name, y, {"axes": None, "keepdim": True}, (1,) * len(x.shape), wide)
             call = Call(registry["cast"], (y.window(out.shape, out.strides, 0),), {"dtype": out.dtype}, call.outputs)
-            out.call = call
         calls.append(call)
     return Graph(graph.inputs, calls, graph.outputs, graph.writes)
 
@@ -311,7 +303,4 @@ def needs_memory(group: Group, graph: Graph) -> list[Value]:
 
 def point_like(call: Call) -> bool:
     """Whether a call is elementwise with one result."""
-    return (
-        call.op.elementwise and len(call.outputs) == 1 and not call.op.mutates
-        and bool(call.outputs[0].size)
-    )  # fmt: skip
+    return call.op.elementwise and len(call.outputs) == 1 and not call.op.mutates and call.outputs[0].size > 0

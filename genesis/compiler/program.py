@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,12 +71,7 @@ BLOCK = 1 << 17  # elements; with fewer, the calls of numpy cost more than the c
 
 
 class BlockStep:
-    """A group as a step of a program. Threads run the numpy references of its ops, block by block.
-
-    Attributes:
-        reads: the roots in memory that the group reads.
-        results: the roots that it stores.
-    """
+    """A group as a step of a program. Threads run the numpy references of its ops, block by block."""
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
         self.group, self.calls, self.results = group, group.calls, stored
@@ -87,8 +82,8 @@ class BlockStep:
         ]
         inputs = [x for each in self.operands for x in each if isinstance(x, Value) and x.root not in group.places]
         self.loaded = list(dict.fromkeys(inputs))
-        # Values that no later call of the group reads pass their block on to the next value of their dtype.
-        self.slots, self.dtypes = _blocks_of(group, set(stored))
+        inner = {c.outputs[0]: c.outputs[0].dtype.itemsize for c in group.calls if c.outputs[0] not in stored}
+        self.places, self.nbytes = places_of([(c.reads, c.outputs) for c in group.calls], inner)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
         space = self.group.space or (1,)
@@ -101,14 +96,20 @@ class BlockStep:
         if all(a.flags.c_contiguous for a in memory.values()):
             space = (numel(space),)
             memory = {v: a.reshape(-1) if a.ndim else a for v, a in memory.items()}
-        step = max(1, BLOCK // max(1, numel(space[1:])))
+        row = numel(space[1:])
+        step = max(1, BLOCK // max(1, row))
 
         def work(start: int, stop: int) -> None:
-            blocks = [np.empty((min(step, stop - start), *space[1:]), dtype) for dtype in self.dtypes]
+            most = min(step, stop - start)
+            size = -(-most * row // ALIGNMENT) * ALIGNMENT  # elements of a block
+            scratch, blocks = np.empty(self.nbytes * size, np.uint8), {}
+            for v, place in self.places.items():
+                block = scratch[place * size :][: most * row * v.dtype.itemsize]
+                blocks[v] = block.view(v.dtype.numpy).reshape(most, *space[1:])
             for first in range(start, stop, step):
                 part = slice(first, min(first + step, stop))
                 values = {v: a[part] if a.ndim else a for v, a in memory.items()}
-                values.update({v: blocks[i][: part.stop - first] for v, i in self.slots.items()})
+                values.update({v: a[: part.stop - first] for v, a in blocks.items()})
                 for call, operands in zip(self.calls, self.operands, strict=True):
                     found = [values[x] if isinstance(x, Value) else x for x in operands]
                     call.op.reference(values[call.outputs[0]], *found, **call.attrs)
@@ -116,26 +117,29 @@ class BlockStep:
         parallel(work, space[0], numel(space) * len(self.calls))
 
 
-def _blocks_of(group: Group, stored: set[Value]) -> tuple[dict[Value, int], list[np.dtype]]:
-    """Give each value that is not stored a temporary block; return the block of each value and the blocks' dtypes."""
-    last = {v: i for i, c in enumerate(group.calls) for v in c.reads}
-    slots: dict[Value, int] = {}
-    dtypes: list[np.dtype] = []
-    free: dict[np.dtype, list[int]] = {}
-    for i, call in enumerate(group.calls):
-        out = call.outputs[0]
-        if out not in stored:
-            dtype = out.dtype.numpy
-            idle = free.setdefault(dtype, [])
-            if not idle:
-                dtypes.append(dtype)
-                idle.append(len(dtypes) - 1)
-            slots[out] = idle.pop()
-        # A block becomes free after the last call that reads it: an op must not overwrite an operand it broadcasts.
-        for v in dict.fromkeys(call.reads):
-            if v in slots and last[v] == i:
-                free.setdefault(v.dtype.numpy, []).append(slots[v])
-    return slots, dtypes
+def places_of(
+    uses: Sequence[tuple[Sequence[Value], Sequence[Value]]], sizes: Mapping[Value, int], last: Iterable[Value] = ()
+) -> tuple[dict[Value, int], int]:
+    """Return the places of values in one block of memory, and its size. Values that live at once do not overlap.
+
+    `uses` are the roots that each step reads and makes; `last` are read after all steps. A step does not overwrite what
+    it reads, because it may broadcast an operand.
+    """
+    ends = {v: i for i, (reads, _) in enumerate(uses) for v in reads} | dict.fromkeys(last, len(uses))
+    live: list[tuple[int, int, int]] = []  # (start, end, last step that reads the value)
+    places: dict[Value, int] = {}
+    for i, (_, made) in enumerate(uses):
+        for v in made:
+            if v not in sizes or v in places:
+                continue
+            live, at = sorted(each for each in live if each[2] >= i), 0
+            for start, end, _ in live:
+                if start - at >= sizes[v]:
+                    break
+                at = max(at, end)
+            live.append((at, at + sizes[v], ends.get(v, i)))
+            places[v] = at
+    return places, max((place + sizes[v] for v, place in places.items()), default=0)
 
 
 # --- Programs ---------------------------------------------------------------------------------------------------------
@@ -158,7 +162,14 @@ class Program:
         self.results = list(dict.fromkeys(v.root for v in graph.outputs if v.root not in own))
         self.changed = tuple(graph.inputs.index(old) for old, _ in graph.writes)
         self.in_place = {new: old for old, new in graph.writes if self._may_overwrite(old, new)}
-        self.offsets, self.nbytes = self._places()
+        kept = {*self.inputs, *self.results, *self.in_place}
+        sizes = {
+            v: -(-max(extent(v.shape, v.strides) * v.dtype.itemsize, 1) // ALIGNMENT) * ALIGNMENT
+            for step in self.steps
+            for v in step.results
+            if v not in kept
+        }
+        self.offsets, self.nbytes = places_of([(s.reads, s.results) for s in self.steps], sizes, graph.results)
 
     def specs(self) -> tuple[Spec, ...]:
         """The specs of the arrays into which `run` stores `results`: flat and of its `extent` for a strided result."""
@@ -193,10 +204,7 @@ class Program:
                 )
 
         def array_of(value: Value) -> Array:
-            if value.base is None:
-                return roots[value]
-            root = roots[value.base]
-            return root.view(value.shape, value.strides, root.offset + value.offset)
+            return roots[value] if value.base is None else value.within(roots[value.base])
 
         for step in self.steps:
             step.run(array_of)
@@ -219,33 +227,6 @@ class Program:
             and all(call.op.elementwise and call.outputs[0].shape == new.shape for call in readers)
             and all(x is old for call in readers for x in call.inputs if isinstance(x, Value) and x.root is old)
         )
-
-    def _places(self) -> tuple[dict[Value, int], int]:
-        """Place the values between steps in one block of memory, where those that live at once do not overlap."""
-        last: dict[Value, int] = {}
-        for i, step in enumerate(self.steps):
-            for v in step.reads:
-                last[v] = i
-        for v in self.graph.results:
-            last[v] = len(self.steps)
-        kept = {*self.inputs, *self.results, *self.in_place}
-        live: list[tuple[int, int, int]] = []  # (first byte, end, last step that reads it)
-        places: dict[Value, int] = {}
-        total = 0
-        for i, step in enumerate(self.steps):
-            for v in step.results:
-                if v in kept or v in places:
-                    continue
-                size = -(-max(extent(v.shape, v.strides) * v.dtype.itemsize, 1) // ALIGNMENT) * ALIGNMENT
-                live = sorted(each for each in live if each[2] >= i)
-                at = 0
-                for first, end, _ in live:
-                    if first - at >= size:
-                        break
-                    at = max(at, end)
-                live.append((at, at + size, last.get(v, i)))
-                places[v], total = at, max(total, at + size)
-        return places, total
 
 
 def is_plain(v: Value) -> bool:

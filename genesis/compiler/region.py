@@ -24,7 +24,6 @@ from genesis.compiler.program import Program, Replayed
 from genesis.compiler.trace import Break, Trace, active
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, execute, registry
-from genesis.shapes import contiguous_strides
 
 _numbers = itertools.count(1)
 
@@ -99,11 +98,7 @@ class Region:
         tensors_out = []
         for i, (index, value) in enumerate(self.outputs):
             root = arrays[self.inputs.index(value.root)] if index is None else results[index]
-            if (value.shape, value.strides, value.offset) == (root.shape, root.strides, 0):
-                window = root
-            else:
-                window = root.view(value.shape, value.strides, root.offset + value.offset)
-            tensors_out.append(TensorBase.wrap(window, node if i in self.differentiable else None, i))
+            tensors_out.append(TensorBase.wrap(value.within(root), node if i in self.differentiable else None, i))
         return tensors_out
 
     def _vjp(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
@@ -119,10 +114,7 @@ class Region:
         results = self.run_backward((*kept, *incoming))
         roots: dict[Value, Any] = dict(zip(self.backward_program.inputs, (*kept, *incoming), strict=True))
         roots.update(zip(self.backward_program.results, results, strict=True))
-        windows = [
-            (root := roots[v.root]).view(v.shape, v.strides, root.offset + v.offset) for v in self.gradient_values
-        ]
-        return self._of_all_inputs(ctx, windows)
+        return self._of_all_inputs(ctx, [v.within(roots[v.root]) for v in self.gradient_values])
 
     def _of_all_inputs(self, ctx: Context, gradients: Sequence[Array]) -> tuple[Array | None, ...]:
         found = dict(zip(self.gradient_inputs, gradients, strict=True))
@@ -145,13 +137,11 @@ class Region:
             if not isinstance(x, Value):
                 return x
             root = arrays[x.root]
-            if x.root is x:
-                return root
-            if root.strides != x.root.strides:  # the op alone stores its result in another order
+            if x.root is not x and root.strides != x.root.strides:  # the op alone stores its result in another order
                 order = sorted(range(root.ndim), key=lambda d: -x.root.strides[d])
                 shape, strides = (tuple(of[d] for d in order) for of in (root.shape, root.strides))
                 root = registry["copy"](root.view(shape, strides))
-            return root.view(x.shape, x.strides, root.offset + x.offset)
+            return root if x.root is x else x.within(root)
 
         for call in self.joint.calls:
             attrs = dict(call.attrs) if call.inputs else {**call.attrs, "device": call.outputs[0].device}
@@ -167,7 +157,7 @@ def _backward(
 
     with active(trace):
         arrays = [t.array for t in outputs]
-        seeds = [trace.input(Value(x.shape, contiguous_strides(x.shape), x.dtype, x.device)) for x in arrays]
+        seeds = [trace.input(Value.new(x.shape, x.dtype, x.device)) for x in arrays]
         roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
         grads = run_backward(roots, retain_graph=True, capture=list(sources))
     return [trace.read(s) for s in seeds], [None if g is None else trace.read(g) for g in grads]
@@ -240,35 +230,21 @@ def saved_values(
     own = set(inputs)
     forward: set[Value] = set(inputs)
     for call in joint.calls:
-        if all(v in forward for v in call.reads):
+        if forward.issuperset(call.reads):
             forward.update(call.outputs)
-    live = {v.root for v in gradients}
-    needed: set[Value] = live & forward
-    for call in reversed(joint.calls):
-        if any(v in live for v in call.outputs) and not all(v in forward for v in call.outputs):
-            live.update(call.reads)
-            needed.update(v for v in call.reads if v in forward)
-    stored = own | {v.root for v in outputs}
+    wanted = {v.root for v in gradients}
+    read = [v for call in joint.calls_for(wanted, forward) for v in call.reads]
+    needed = forward.intersection((*wanted, *read))
+    own_results = {v.root for v in outputs}
     # Calls that forward does not need are computed in backward in any case.
-    own_results, own_calls = {v.root for v in outputs}, set()
-    for call in reversed(joint.calls):
-        if any(v in own_results for v in call.outputs):
-            own_calls.add(call)
-            own_results.update(call.reads)
-    fixed = {call for call in own_calls if not can_repeat(call)}
+    fixed = {call for call in joint.calls_for(own_results) if not can_repeat(call)}
     # Forward also compares elements with a reduction's result, such as the largest one: backward may round the same
     # expression otherwise, and then finds no element that equals it.
-    fixed |= {call for call in joint.calls if call.op.name in COMPARISONS and fixed & {v.call for v in call.reads}}
-    saved = _cut(joint.calls, forward, needed, stored, own, fixed)
-    # The calls of backward: everything that the gradients need, down to what is saved.
-    later: list[Call] = []
-    wanted = {v.root for v in gradients} - saved
-    for call in reversed(joint.calls):
-        if any(v in wanted for v in call.outputs):
-            later.append(call)
-            wanted.update(v for v in call.reads if v not in saved)
+    reduced = {v for call in fixed for v in call.outputs}
+    fixed |= {call for call in joint.calls if call.op.name in COMPARISONS and not reduced.isdisjoint(call.reads)}
+    saved = _cut(joint.calls, forward, needed, own | own_results, own, fixed)
     order = [v for v in (*inputs, *(o for call in joint.calls for o in call.outputs)) if v in saved]
-    return order, later[::-1]
+    return order, joint.calls_for(wanted, saved)
 
 
 def can_repeat(call: Call) -> bool:

@@ -63,8 +63,6 @@ class GroupStep:
     """A group as a step of a program: a kernel, and the ops that reduce its partial results.
 
     Attributes:
-        reads: the roots in memory that the kernel loads.
-        results: the roots that it stores.
         source: the Triton source.
         operands: windows, in the order of the kernel's pointers.
         strides: strides over the space of stored values, operands and indices.
@@ -73,10 +71,10 @@ class GroupStep:
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
         self.group, self.stored = group, [v for v in stored if v in group.places]
-        writer = _written(group, self.stored)
+        writer = _Writer(group, self.stored)
         if group.split is None and not group.partial and (split := _rows(group.space, writer.strides)) is not None:
             group.split = split  # then addresses need no division of element numbers
-            writer = _written(group, self.stored)
+            writer = _Writer(group, self.stored)
         self.operands, self.strides = writer.operands, writer.strides
         self.reads = list(dict.fromkeys(v.root for v in self.operands))
         self.results = [*self.stored, *(call.outputs[0] for call in group.partial)]
@@ -108,18 +106,12 @@ class GroupStep:
         return self.group.calls
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        arrays = [array_of(v) for v in self.stored]
-        partials = []
         programs = self.programs(array_of(self.results[0]).storage.backend)
-        for call in self.group.partial:
-            width = call.outputs[0].size
-            shape = (programs, width)
-            partial = empty(shape, accumulator(call), call.outputs[0].device)
-            partials.append((call, partial))
-        loads = [array_of(v) for v in self.operands]
-        self._launch(programs, [*arrays, *(p for _, p in partials)], loads)
-        for call, partial in partials:
-            out = array_of(call.outputs[0])
+        totals = [array_of(call.outputs[0]) for call in self.group.partial]
+        kinds = map(accumulator, self.group.partial)
+        partials = [empty((programs, x.size), kind, x.device) for x, kind in zip(totals, kinds, strict=True)]
+        self._launch(programs, [*map(array_of, self.stored), *partials], list(map(array_of, self.operands)))
+        for call, out, partial in zip(self.group.partial, totals, partials, strict=True):
             flat = out.view((out.size,), (1,), out.offset)
             name = "sum" if call.op.name in ("sum", "mean", "sum_to_shape") else call.op.name
             run_op(registry[name], (flat,), (partial,), {"axes": (0,), "keepdim": False})
@@ -168,6 +160,11 @@ def pieces_of(columns: int) -> list[int]:
     return found if sum(found) < 0.9 * whole else [whole]
 
 
+def most_rows(rows: int, columns: int) -> int:
+    """The rows of a tile that holds whole rows."""
+    return max(1, min(2048 // int(triton.next_power_of_2(columns)), int(triton.next_power_of_2(rows))))
+
+
 def memory_order(space: Shape, strides: Shape) -> list[int]:
     """The dimensions from the one with the widest stride to the one with the narrowest."""
     return sorted(range(len(space)), key=lambda d: -strides[d])
@@ -190,7 +187,7 @@ def accumulator(call: Call) -> DType:
 
 
 class _Writer:
-    """Writes the source of a group's kernel.
+    """The source of a group's kernel.
 
     Attributes:
         lines: the statements between loads and stores, for one tile.
@@ -210,11 +207,7 @@ class _Writer:
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
         self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
-        self.rows = (
-            0
-            if group.split is None
-            else max(1, min(2048 // triton.next_power_of_2(group.columns), triton.next_power_of_2(group.rows)))
-        )
+        self.rows = 0 if group.split is None else most_rows(group.rows, group.columns)
         self.lines: list[tuple[int, str]] = []  # (level, line): a level counts the reductions before the line
         self.level = 0  # level of the current call
         self.levels: dict[str, int] = {}  # levels of registers
@@ -225,12 +218,18 @@ class _Writer:
         self.names: dict[Value, str] = {}  # registers of the group's values
         self.loaded: dict[tuple[Any, ...], str] = {}  # registers of operands from memory
         self.shapes: dict[str, str] = {}  # tile shapes of registers
-        self.globals: dict[str, Any] = {
-            "tl": tl,
-            "converted": converted,
-            "offsets": offsets,
-            "offsets_after": offsets_after,
-        }
+        self.globals: dict[str, Any] = {"tl": tl, **{f.__name__: f for f in (converted, offsets, offsets_after)}}
+        for call in group.calls:
+            registers = [self.names[v] for v in call.reads if v in self.names]
+            self.level = max((self.levels[name] for name in registers), default=0)
+            if call in group.partial:
+                self.total(group.partial.index(call), call)
+            elif call.op.name in REDUCTIONS:
+                self.reduction(call)
+            else:
+                getattr(self, call.op.name if call.op.name in WRITTEN else "point")(call)
+        for j, v in enumerate(stored):
+            self.store(j, v)
 
     @property
     def strides(self) -> list[Shape]:
@@ -466,18 +465,14 @@ class _Writer:
             name = f"v{len(self.names)}"
             self.emit(f"{name}_sum = {self.reduce_row(value, op, work)}")
             self.emit(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
-            count = max(columns - call.attrs.get("correction", 1), 0.0)
-            text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', op, work)}) / {self.full(count, work)}"
+            count = f"tl.full([1, 1], {max(columns - call.attrs.get('correction', 1), 0.0)}, {_word(work)})"
+            text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', op, work)}) / {count}"
         elif op in ("any", "all"):
             text = self.reduce_row(f"{value}.to(tl.int32)", op, int32) + " != 0"
         else:
             text = self.reduce_row(value, op, work)
             text = f"({text}) / {columns}" if op == "mean" else text
         self.keep(call, text, work, "[R, 1]")
-
-    @staticmethod
-    def full(value: float, work: DType) -> str:
-        return f"tl.full([1, 1], {literal(value)}, {_word(work)})"
 
     def total(self, j: int, call: Call) -> None:
         """Write a reduction over rows or over all elements. Each program stores the partial result of its tiles."""
@@ -588,8 +583,7 @@ def _word(dtype: DType) -> str:
     return _WORDS[dtype.name]
 
 
-_WORDS = {name: next(n for n in dir(tl) if getattr(tl, n) is kind) for name, kind in TRITON.items()}
-_WORDS = {name: f"tl.{word}" for name, word in _WORDS.items()}
+_WORDS = {name: next(f"tl.{n}" for n in dir(tl) if getattr(tl, n) is kind) for name, kind in TRITON.items()}
 
 
 def _extreme(work: DType, op: str) -> str:
@@ -599,25 +593,6 @@ def _extreme(work: DType, op: str) -> str:
     else:
         lowest, highest = (0, 1) if work is bool_ else (int(np.iinfo(work.numpy).min), int(np.iinfo(work.numpy).max))
     return literal(lowest if op == "amax" else highest)
-
-
-def _written(group: Group, stored: list[Value]) -> _Writer:
-    """Return a writer with the lines of a group's kernel."""
-    writer = _Writer(group, stored)
-    for call in group.calls:
-        inputs = [writer.names[x.root] for x in call.inputs if isinstance(x, Value) and x.root in writer.names]
-        writer.level = max((writer.levels[name] for name in inputs), default=0)
-        if call in group.partial:
-            writer.total(group.partial.index(call), call)
-        elif call.op.name in REDUCTIONS:
-            writer.reduction(call)
-        elif call.op.name in WRITTEN:
-            getattr(writer, call.op.name)(call)
-        else:
-            writer.point(call)
-    for j, v in enumerate(stored):
-        writer.store(j, v)
-    return writer
 
 
 def _rows(space: Shape, strides: list[Shape]) -> int | None:

@@ -24,7 +24,7 @@ from genesis.dtypes import DType
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, registry, tracing
 from genesis.ops.shape import extent
-from genesis.shapes import Shape, contiguous_strides, is_dense, normalize_axes, numel
+from genesis.shapes import Shape, is_dense, normalize_axes, numel
 
 
 class Break(BaseException):
@@ -147,16 +147,15 @@ class Trace:
 
     def input(self, like: Array | Value) -> Array:
         """Add an input with the layout of an array."""
-        value = Value(like.shape, like.strides, like.dtype, like.device)
+        value = Value.like(like)
         self.graph.inputs.append(value)
         return fake(value)
 
     def new(self, shape: Shape, dtype: DType, device: Device) -> Array:
         """Return an array with undefined contents."""
         shape = tuple(int(s) for s in shape)
-        like = Value(shape, contiguous_strides(shape), dtype, device)
         attrs = {"value": 0, "shape": shape, "dtype": dtype}
-        return fake(self._add(registry["fill"], (), attrs, (like,))[0])
+        return fake(self._add(registry["fill"], (), attrs, Value.new(shape, dtype, device)))
 
     def keep(self, x: Array, is_shared: bool) -> Array:
         """Return an array that the function created from numbers; `is_shared` if numpy arrays share its memory."""
@@ -183,7 +182,7 @@ class Trace:
         covers = offset == 0 and x.size == root.size and is_dense(x.shape, x.strides)
         if (x.shape, x.strides, offset) != (root.shape, root.strides, 0) and not covers:
             attrs = {"shape": x.shape, "strides": x.strides, "offset": offset}
-            value = self._add(registry["as_strided_scatter"], (root, value), attrs, (root,))[0]
+            value = self._add(registry["as_strided_scatter"], (root, value), attrs, Value.like(root))
         if isinstance(x.storage, Pending):
             x.storage.version += 1
             x.storage.value = value
@@ -212,7 +211,7 @@ class Trace:
             if contains(self.captured[index][0], x):
                 return index
         owner = next((o for o in self._owners.get(id(x.storage), ()) if contains(o, x)), x)
-        value = Value(owner.shape, owner.strides, owner.dtype, owner.device)
+        value = Value.like(owner)
         if any(self._now[i] is not self.captured[i][1] and overlap(self.captured[i][0], owner) for i in slots):
             raise Break("changes memory that it also reads through another view")
         self.captured.append((owner, value))
@@ -220,14 +219,10 @@ class Trace:
         slots.append(len(self.captured) - 1)
         return slots[-1]
 
-    def _add(
-        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], like: tuple[Value, ...]
-    ) -> tuple[Value, ...]:
-        """Add a call whose outputs have the layouts of `like`."""
-        call = Call(op, inputs, attrs)
-        call.outputs = tuple(Value(v.shape, v.strides, v.dtype, v.device, call) for v in like)
-        self.graph.calls.append(call)
-        return call.outputs
+    def _add(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], *outputs: Value) -> Value:
+        """Add a call; return its first output."""
+        self.graph.calls.append(Call(op, inputs, attrs, outputs))
+        return outputs[0]
 
     # --- The tracer ---------------------------------------------------------------------------------------------------
 
@@ -248,19 +243,19 @@ class Trace:
         specs = (inferred,) if isinstance(inferred, Spec) else inferred
         targets = out if isinstance(out, tuple) else (out,) * len(specs)
         values = tuple(self.read(x) if isinstance(x, Array) else x for x in inputs)
-        likes = [Value(s.shape, contiguous_strides(s.shape), s.dtype, device) for s in specs]
-        for like, target in zip(likes, targets, strict=True):
-            fits = target is not None and target.dtype is like.dtype and target.shape == like.shape
+        outputs = [Value.new(s.shape, s.dtype, device) for s in specs]
+        for value, target in zip(outputs, targets, strict=True):
+            fits = target is not None and target.dtype is value.dtype and target.shape == value.shape
             if fits and (op.elementwise or target.is_contiguous):
-                like.strides = target.strides
+                value.strides = target.strides
+        self._add(op, values, attrs, *outputs)
         results: list[Array] = []
-        for value, target in zip(self._add(op, values, attrs, tuple(likes)), targets, strict=True):
+        for value, target in zip(outputs, targets, strict=True):
             if target is None:
                 results.append(fake(value))
                 continue
             if (target.dtype, target.strides) != (value.dtype, value.strides):
-                like = Value(target.shape, target.strides, target.dtype, device)
-                value = self._add(registry["cast"], (value,), {"dtype": target.dtype}, (like,))[0]
+                value = self._add(registry["cast"], (value,), {"dtype": target.dtype}, Value.like(target))
             self.write(target, value)
             results.append(target)
         return tuple(results)

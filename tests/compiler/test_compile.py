@@ -36,6 +36,16 @@ def equal(a: Any, b: Any) -> bool:
     return bool((a == b).all())
 
 
+def gradients(function: Any, x: Any) -> np.ndarray:
+    """The gradients of the sum of a function's result, eager and compiled."""
+    grads = []
+    for each in (function, genesis.compile(function, fullgraph=True)):
+        leaf = x.detach().requires_grad_()
+        each(leaf).float().sum().backward()
+        grads.append(leaf.grad.float().numpy(force=True))
+    return np.stack(grads)
+
+
 @pytest.mark.parametrize("first", range(0, 480, 60))
 def test_random_programs_give_eager_results(first: int) -> None:
     assert [text for seed in range(first, first + 60) if (text := compare(seed, "cpu"))] == []
@@ -216,9 +226,8 @@ def test_nested_with_autocast_checkpoint_and_itself() -> None:
     x.grad = w.grad = None
     whole.function(x, w).backward()
     assert not whole.breaks
-    assert all(
-        np.allclose(a.numpy(), b.numpy(), rtol=2e-2, atol=1e-3) for a, b in zip(got, (x.grad, w.grad), strict=True)
-    )
+    for a, b in zip(got, (x.grad, w.grad), strict=True):
+        assert np.allclose(a.numpy(), b.numpy(), rtol=2e-2, atol=1e-3)
 
 
 def test_results_keep_their_structure_and_their_identity() -> None:
@@ -312,18 +321,16 @@ def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("is_negative", [False, True])
 def test_the_gradient_of_picks_fuses_with_its_readers(device: str, is_negative: bool) -> None:
-    def function(x: Any, labels: Any) -> Any:
+    labels = genesis.tensor([3, 0, 49, 7, 7, 48]).to(device) - 50 * is_negative
+
+    def function(x: Any) -> Any:
         picked = x.log_softmax(-1)[genesis.arange(6, device=device), labels]
         return -picked.mean() + x.exp().mean()
 
-    labels = genesis.tensor([3, 0, 49, 7, 7, 48]).to(device) - 50 * is_negative
-    compiled, found = genesis.compile(function, fullgraph=True), []
-    for each in (function, compiled):
-        x = (ramp(6, 50) * 0.01).to(device).detach().requires_grad_()
-        each(x, labels).backward()
-        found.append(x.grad.numpy(force=True))
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-7)
-    kernels = genesis.compile.explain(compiled)(x, labels).backward
+    x = (ramp(6, 50) * 0.01).to(device).requires_grad_()
+    want, found = gradients(function, x)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+    kernels = genesis.compile.explain(function)(x).backward
     assert (device == "cpu") == any("index_get_backward" in k.ops for k in kernels)
 
 
@@ -366,17 +373,9 @@ def test_totals_of_rows_read_once(dtype: Any, total: str) -> None:
 ])  # fmt: skip
 def test_backward_finds_the_extreme_that_forward_found(device: str, extreme: Any) -> None:
     # Were y computed again in backward without rounding, no element would equal the rounded extreme.
-    values = genesis.randn(4, 40, generator=genesis.Generator().manual_seed(0)).bfloat16().to(device)
-
-    def function(x: Any) -> Any:
-        return extreme(x * 0.3 + x.tanh()).float().sum()
-
-    grads = []
-    for each in (function, genesis.compile(function, fullgraph=True)):
-        x = values.detach().requires_grad_()
-        each(x).backward()
-        grads.append(x.grad.float())
-    assert ((grads[0] != 0) == (grads[1] != 0)).all() and (grads[0] - grads[1]).abs().max().item() < 2**-5
+    x = genesis.randn(4, 40, generator=genesis.Generator().manual_seed(0)).bfloat16().to(device)
+    want, found = gradients(lambda x: extreme(x * 0.3 + x.tanh()), x)
+    assert ((want != 0) == (found != 0)).all() and np.abs(want - found).max() < 2**-5
 
 
 class Deep(nn.Module):
@@ -590,12 +589,7 @@ def test_a_tensor_made_inside_stays_in_the_trace(device: str) -> None:
         picked = (x * 2).gather(-1, genesis.tensor([[0, 1, 1]], device=device).expand(3, 3))
         return picked.tanh() * genesis.tensor([1.0, 2.0, 3.0], device=device)
 
-    compiled, found = genesis.compile(work, fullgraph=True), []
-    for each in (work, compiled):
-        x = ramp(3, 5).to(device).detach().requires_grad_()
-        each(x).sum().backward()
-        found.append(x.grad.cpu().numpy())
-    assert np.allclose(*found, atol=1e-6)
+    assert np.allclose(*gradients(work, ramp(3, 5).to(device)), atol=1e-6)
 
 
 def test_equal_results_have_their_own_memory() -> None:
