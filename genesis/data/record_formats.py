@@ -74,11 +74,7 @@ _PREFERENCES: Mapping[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "prompts": ("prompt", ("prompt",), ("tools",)),
 }
 PREFERENCES = frozenset(format for format, *_ in _PREFERENCES.values())
-_LEARNED = (
-    "choose an objective that learns from it (objective.name: dpo for pairs, kto for judged answers, next_tokens for"
-    " texts and chats)"
-)
-_TEXTS = "or use a file of texts or chats"
+_LEARNED = "use texts or chats, or an objective for it (objective.name: dpo for pairs, kto for judged answers)"
 # Required fields of formats that are tried after those above; they are read as alpaca.
 _PAIRS: Mapping[str, tuple[str, ...]] = {
     "dolly": ("instruction", "response"),
@@ -147,7 +143,7 @@ class RecordFormat:
         if self.format == "auto" and name in _WITH_LABEL and isinstance(value.get(_LABEL), bool):
             fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
             what = f"the record holds a preference ({fields}), but the objective learns from texts and chats"
-            next = f"{_LEARNED}, or write a file of the good ones and set data.format={name}, {_TEXTS}"
+            next = f"{_LEARNED}, or write a file of the good ones and set data.format={name}"
             raise position.defect("preference", what, next)
         return name, reader._read(value, position)
 
@@ -182,7 +178,6 @@ class RecordFormat:
         if found == ["preference"]:
             what = "the record holds a preference (chosen, rejected), but the objective learns from texts and chats"
             next = f"{_LEARNED}, or train on the chosen answers: name their field with data.fields and set data.format"
-            next += f", {_TEXTS}"
             raise position.defect("preference", what, next)
         possible = [name for name in found if name != "preference"]
         if len(found) > 1:
@@ -271,7 +266,7 @@ class RecordFormat:
         _, needed, optional = _PREFERENCES[self.learns]
         fields = ", ".join([*map(self._name, needed), *(f"{self._name(field)}?" for field in optional)])
         kind = "pairs of answers" if self.learns == "pairs" else "judged answers"
-        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or {_LEARNED}"
+        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or use dpo for pairs, kto for judged answers"
         return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next)
 
     def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:

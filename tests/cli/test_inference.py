@@ -208,8 +208,7 @@ def test_settings_become_options_and_advice_about_others_goes() -> None:
     error = UsageError(
         "data.seq_len 9 of data/train.txt and data.train.json",
         where="data.train, data.eval",
-        next="lower data.seq_len, set optim.name=sgd (not optim.lr, or so), or leave documents out with data.on_error=skip;"
-        " check data.eval",
+        next="lower data.seq_len, set optim.name (lr, or so), or skip them with data.on_error=skip; check data.eval",
     )
     options = {"data.seq_len": "--seq-len", "data.train": "--data", "data.eval": "--data"}
     with pytest.raises(UsageError) as caught, phrased_for(options, memory=""):
