@@ -266,7 +266,7 @@ class RecordFormat:
         _, needed, optional = _PREFERENCES[self.learns]
         fields = ", ".join([*map(self._name, needed), *(f"{self._name(field)}?" for field in optional)])
         kind = "pairs of answers" if self.learns == "pairs" else "judged answers"
-        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or use dpo for pairs, kto for judged answers"
+        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or choose dpo (pairs) or kto (judged)"
         return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next)
 
     def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:
