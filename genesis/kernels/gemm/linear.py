@@ -40,18 +40,7 @@ def linear(
         _adapted(out, x, [weight], [] if bias is None else [bias], residual, pairs, low_rank, fp8)
         return
     residual = None if residual is None else contiguous(residual)
-    if not fp8 and is_for_few_rows(x, weight):
-        few_rows_linear_into(out, x, [weight], [] if bias is None else [bias], residual)
-        return
-    if not fp8 and is_for_wide_rows(x, weight):
-        wide_rows_linear_into(out, x, [weight], [] if bias is None else [bias], residual)
-        return
-    if is_wide_enough(fp8, out.shape[-1]):
-        residual = None if residual is None else as_matrix(residual)
-        rows = as_matrix(contiguous(x))
-        quantized_gemm_into(as_matrix(out), rows, contiguous(weight), bias=bias, residual=residual)
-        return
-    matmul_into(out, x, weight, transpose_b=True, bias=bias, residual=residual, rounds=True)
+    _products(out, x, [weight], [] if bias is None else [bias], residual, fp8)
 
 
 @cuda_impl("packed_linear")
@@ -63,23 +52,29 @@ def packed_linear(
         own, _ = split_pairs(parameters, low_rank)
         _adapted(out, x, *split_parameters(own), None, parameters[len(own) :], low_rank, fp8)
         return
-    weights, biases = split_parameters(parameters)
+    _products(out, x, *split_parameters(parameters), None, fp8)
+
+
+def _products(
+    out: Array, x: Array, weights: Sequence[Array], biases: Sequence[Array], residual: Array | None, fp8: int
+) -> None:
+    """Write one product per weight side by side, plus the residual, which only a single weight may have."""
     if not fp8 and is_for_few_rows(x, *weights):
-        few_rows_linear_into(out, x, weights, biases)
+        few_rows_linear_into(out, x, weights, biases, residual)
         return
     if not fp8 and is_for_wide_rows(x, *weights):
-        wide_rows_linear_into(out, x, weights, biases)
+        wide_rows_linear_into(out, x, weights, biases, residual)
         return
     is_quantized = is_wide_enough(fp8, out.shape[-1])
     if is_quantized:
-        out, x = as_matrix(out), as_matrix(contiguous(x))
+        out, x, residual = as_matrix(out), as_matrix(contiguous(x)), None if residual is None else as_matrix(residual)
     parts = columns(out, [w.shape[0] for w in weights])
     for i, (part, weight) in enumerate(zip(parts, weights, strict=True)):
         bias = biases[i] if biases else None
         if is_quantized:
-            quantized_gemm_into(part, x, contiguous(weight), bias=bias)
+            quantized_gemm_into(part, x, contiguous(weight), bias=bias, residual=residual)
         else:
-            matmul_into(part, x, weight, transpose_b=True, bias=bias)
+            matmul_into(part, x, weight, transpose_b=True, bias=bias, residual=residual, rounds=True)
 
 
 def _adapted(
