@@ -43,7 +43,7 @@ from genesis.backend.cuda.tma import Descriptor
 from genesis.dtypes import bfloat16, float32, int32
 from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted
-from genesis.kernels.gemm.gemm import grouped_tile
+from genesis.kernels.gemm.gemm import accumulate, grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
 from genesis.kernels.loss.labelled import ROW_WIDTH, LabelledRows, begins_padding, can_limit, copy_row
 
@@ -53,6 +53,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 # float32 and bfloat16 reach 2^127, so 23 powers remain for the weight in E·weight, and for an x below 1 in x / S.
 LIMIT = tl.constexpr(80)
 COLUMNS = 128  # columns of a tile of 2-byte logits, which stores two statistics per row
+OF_X, OF_W = tl.constexpr((False, ())), tl.constexpr((True, ()))  # layouts of the operands in `accumulate`
 GRAIN = 64  # divides the row stride of a chunk's logits, so that TMA supports any vocabulary
 ROW_TILES = 2048  # statistics of a row per load
 
@@ -140,16 +141,6 @@ def log_prob(logit, maximum, total, scale):
 
 
 @triton.jit
-def logits(d_x, d_w, o_m, o_n, steps, DOT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Return the tile [BM, BN] of x·weightᵀ at (o_m, o_n)."""
-    b_x = tl.zeros((BM, BN), tl.float32)  # [BM, BN]
-    for i_k in range(steps):
-        b_a, b_b = d_x.load([o_m, i_k * BK]), d_w.load([o_n, i_k * BK])  # [BM, BK], [BN, BK]
-        b_x = tl.dot(converted(b_a, DOT), converted(b_b.T, DOT), b_x, input_precision="ieee")  # [BM, BN]
-    return b_x
-
-
-@triton.jit
 def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):
     """Store b_e [BM, BN] at (o_m, o_n) in PIECES parts along n, one after the other, to save shared memory."""
     if PIECES == 1:
@@ -190,18 +181,22 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i
 
 @triton.jit(do_not_specialize=["n", "k"])
 def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, p_limit, n, k,
-                       scale, DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, BM: tl.constexpr,
-                       BN: tl.constexpr, BK: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
+                       scale, DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, TILE: tl.constexpr,
+                       PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
     given. The number m is at `p_limit`.
 
     Args:
         p_labels: labels of the rows, for statistics in one order; see `exp_epilogue`.
+        DOT: as for `accumulate`.
         EVEN: BN divides n.
         RECOMPUTE: compute only blocks with overflowed rows.
+        TILE: (BM, BN, BK).
     """
+    BM: tl.constexpr = TILE[0]
+    BN: tl.constexpr = TILE[1]
     start, programs, m = tl.program_id(0), tl.num_programs(0), tl.load(p_limit)
-    tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, BK)
+    tiles_m, tiles_n, steps = tl.cdiv(m, BM), tl.cdiv(n, BN), tl.cdiv(k, TILE[2])
     if RECOMPUTE:
         flagged = tl.load(p_overflow)
         if flagged == 0:
@@ -209,7 +204,7 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         for i_tile in tl.range(start, tiles_m * tiles_n, programs):
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
-                b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
+                b_x = accumulate(d_x, d_w, 0, (), i_m * BM, i_n * BN, 0, steps, OF_X, OF_W, DOT, TILE)  # [BM, BN]
                 exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n,
                              scale, EVEN, BM, BN, PIECES)  # fmt: skip
     else:
@@ -217,7 +212,7 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
         i_stored = start - programs
         for i_tile in tl.range(start, tiles_m * tiles_n, programs, flatten=True):
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")
-            b_x = logits(d_x, d_w, i_m * BM, i_n * BN, steps, DOT, BM, BN, BK)  # [BM, BN]
+            b_x = accumulate(d_x, d_w, 0, (), i_m * BM, i_n * BN, 0, steps, OF_X, OF_W, DOT, TILE)  # [BM, BN]
             i_stored += programs
             _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, "one")
             exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
@@ -371,8 +366,8 @@ class Head:
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)),
             memory and Descriptor(memory, memory.shape, memory.strides, (t.bm, columns)), self.maxima, self.sums,
             self.references, self.overflow, *((labels, self.logits) if self.exact else (None, None)), limit, classes,
-            width, self.scale, DOT=TRITON[dot.name], EVEN=classes % t.bn == 0, RECOMPUTE=recompute, BM=t.bm, BN=t.bn,
-            BK=t.bk, PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
+            width, self.scale, DOT=(TRITON[dot.name], "ieee", None), EVEN=classes % t.bn == 0, RECOMPUTE=recompute,
+            TILE=(t.bm, t.bn, t.bk), PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
 
     def _finish(self, chunk: int, recompute: bool) -> None:
