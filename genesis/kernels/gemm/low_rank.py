@@ -20,6 +20,7 @@ from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import bfloat16, float32, float64
 from genesis.kernels.elements import TRITON, as_matrix, converted, needs_int64, row_slice, work_type
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.gemm.thin import RANGES, picked, range_of, thin_products_into
 from genesis.kernels.norm.norm import sum_partials
@@ -328,9 +329,7 @@ def _composed_factors(c: Array, norm: Array, layer: _Layer) -> None:
 # --- Scaled columns and rows ------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def scaled(z, c):
-    return z * c
+scaled = tile_function("mul")
 
 
 @triton.jit

@@ -27,14 +27,13 @@ from genesis.kernels.optim.step_constants import (
     DeviceScalar,
     begin_step,
     exact,
-    same,
     scalar,
     step_constants,
     step_mask,
     store_constant,
     updated_in_place,
 )
-from genesis.kernels.pointwise.elementwise import elementwise, positions
+from genesis.kernels.pointwise.elementwise import elementwise, identity, positions
 from genesis.ops.linalg import transposed
 from genesis.shapes import numel
 
@@ -360,7 +359,7 @@ def newton_schulz(
     if x.size == 0:
         return
     orthogonal = _orthogonalized(x, coefficients, eps, iterations)
-    elementwise(same, out, orthogonal, work=orthogonal.dtype)
+    elementwise(identity, out, orthogonal, work=orthogonal.dtype)
 
 
 @cuda_impl("muon_step")

@@ -20,7 +20,7 @@ from genesis.backend.cuda.compile import Double
 from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import DType, int64
 from genesis.kernels.elements import converted
-from genesis.kernels.pointwise.elementwise import elementwise
+from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.rounding import STREAMS, Noise
 
 DeviceScalar = Any  # a Python number or a 0-d array
@@ -92,19 +92,14 @@ def step_constants(
     return values, starts
 
 
-@triton.jit
-def same(x):
-    return x
-
-
 @contextmanager
 def updated_in_place(*arrays: Array) -> Iterator[list[Array]]:
     """Yield arrays that a kernel can update in place. An expanded view becomes a copy that is written back."""
     targets = [empty(x.shape, x.dtype, x.device) if x.overlaps_itself() else x for x in arrays]
     for x, target in zip(arrays, targets, strict=True):
         if target is not x:
-            elementwise(same, target, x)
+            elementwise(identity, target, x)
     yield targets
     for x, target in zip(arrays, targets, strict=True):
         if target is not x:
-            elementwise(same, x, target)
+            elementwise(identity, x, target)

@@ -17,6 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import float64, int32
 from genesis.kernels.elements import TRITON, collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.index.radix_sort import argsort_keys
 from genesis.kernels.index.segment import SortedKeys, index_type, rows_of, scatter_add_rows
 from genesis.kernels.pointwise.elementwise import copy, elementwise, fill, positions
@@ -169,11 +170,6 @@ def window_counts_kernel(p_counts, n, start, sizes, strides, INT64: tl.constexpr
     tl.atomic_add(p_counts + start + offsets(i, sizes, strides), 1, mask=m)
 
 
-@triton.jit
-def share(x, count):
-    return x / count
-
-
 def _launch_window(kernel: Any, shape: Shape, strides: Shape, start: int, *arrays: Array) -> None:
     """Launch a kernel over the indices of a strided window that begins at element `start`."""
     n = numel(shape)
@@ -220,7 +216,7 @@ def as_strided_backward(
     clear(counts)
     _launch_window(window_counts_kernel, source_shape, source_strides, -low, counts)
     sums, repeats = (x.view(source_shape, source_strides, -low) for x in (flat, counts))
-    elementwise(share, out, sums, repeats, work=float64)
+    elementwise(tile_function("div"), out, sums, repeats, work=float64)
 
 
 @cuda_impl("as_strided_scatter")
