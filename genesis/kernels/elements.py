@@ -120,7 +120,6 @@ def as_matrix(x: Array) -> Array:
 
 
 def row_slice(x: Array, first: int, count: int) -> Array:
-    """Return a view of rows [first, first + count) of x."""
     return x.view((count, *x.shape[1:]), x.strides, x.offset + first * x.strides[0])
 
 

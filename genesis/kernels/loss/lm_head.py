@@ -188,10 +188,9 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
 
     Args:
         p_labels: labels of the rows, for statistics in one order; see `exp_epilogue`.
-        DOT: as for `accumulate`.
+        DOT, TILE: as for `accumulate`.
         EVEN: BN divides n.
         RECOMPUTE: compute only blocks with overflowed rows.
-        TILE: (BM, BN, BK).
     """
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
