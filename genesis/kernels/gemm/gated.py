@@ -40,7 +40,7 @@ def halves(x, BM: tl.constexpr, BN: tl.constexpr):
     return tl.split(tl.permute(tl.reshape(x, (BM, 2, BN // 2)), (0, 2, 1)))
 
 
-def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
+def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Array | None = None) -> None:
     """Write gate_up = [gate | up] = x·weightᵀ and h = silu(gate)·up.
 
     Args:
@@ -48,9 +48,10 @@ def gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
         gate_up: `[m, 2·f]`, contiguous.
         x: `[m, k]`, contiguous.
         weight: `[2·f, k]`: the rows of gate, then the rows of up.
+        scales: scales of quantized operands, of rows, then of columns, `[m + 2·f]`.
     """
-    if not ws_swiglu_into(h, gate_up, x, weight):
-        matmul_into(gate_up, x, weight, transpose_b=True)
+    if not ws_swiglu_into(h, gate_up, x, weight, scales):
+        matmul_into(gate_up, x, weight, transpose_b=True, scales=None if scales is None else Scales(scales, True))
         swiglu_packed(h, gate_up)
 
 
@@ -93,10 +94,6 @@ def adapted_gemm_swiglu_into(
 
 
 def quantized_gemm_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array) -> None:
-    """Compute `gemm_swiglu_into` in 8-bit floats, on any device. With few tiles, a separate kernel computes h."""
-    if not h.size:
-        return
-    codes, rows, scales = quantize_operands(x, weight)
-    if not ws_swiglu_into(h, gate_up, codes, rows, scales):
-        matmul_into(gate_up, codes, rows, transpose_b=True, scales=Scales(scales, True))
-        swiglu_packed(h, gate_up)
+    """Compute `gemm_swiglu_into` in 8-bit floats, on any device."""
+    if h.size:
+        gemm_swiglu_into(h, gate_up, *quantize_operands(x, weight))

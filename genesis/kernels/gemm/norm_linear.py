@@ -53,16 +53,15 @@ def norm_mlp(
     down_pairs, pair_outputs = parameters[len(params) :], out[5 if keep else 3 :]
     y, rstd, gate_up = out[:3]
     # Few rows: kernels that stream the weights once.
-    if not (keep or pair_outputs or fp8) and all(w.ndim == 2 for w in params) and is_for_few_rows(x, *params, down):
-        h = _empty_like(x, gate_up.shape[-1] // 2)
-        gate, up = params if len(params) == 2 else slices(params[0], [params[0].shape[0] // 2] * 2)
-        norm = Norm(contiguous(scale), eps, rstd)
-        few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
-        linear(y, h, down, down_bias, x)
-        return
-    if not (keep or pair_outputs or fp8) and len(params) == 1 and takes_norm(x, params[0]):
+    is_step = not (keep or pair_outputs or fp8)
+    is_few = is_step and all(w.ndim == 2 for w in params) and is_for_few_rows(x, *params, down)
+    if is_few or (is_step and len(params) == 1 and takes_norm(x, params[0])):
         h, norm = _empty_like(x, gate_up.shape[-1] // 2), Norm(contiguous(scale), eps, rstd)
-        exact_rows_into(*map(as_matrix, (gate_up, h, contiguous(x))), contiguous(params[0]), norm=norm)
+        if is_few:
+            gate, up = params if len(params) == 2 else slices(params[0], [params[0].shape[0] // 2] * 2)
+            few_rows_swiglu_into(*map(as_matrix, (h, gate_up, contiguous(x))), gate, up, norm=norm)
+        else:
+            exact_rows_into(*map(as_matrix, (gate_up, h, contiguous(x))), contiguous(params[0]), norm=norm)
         linear(y, h, down, down_bias, x)
         return
     # Norm, then gate, up and h.
