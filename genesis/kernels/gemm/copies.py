@@ -1,10 +1,10 @@
-"""Copies of a GEMM's operands with aligned rows, and concatenated operands.
+"""Which operands of a GEMM are copied first, and concatenated operands.
 
-Plain reference: genesis/ops/elementwise.py: `copy`; numpy.concatenate.
+Plain reference: numpy.concatenate.
 
-- Aligned copies, of rows that TMA cannot address to rows that begin at multiples of 16 bytes. Loading such rows through
-  pointers, element by element, leaves the tensor cores idle for nine tenths of the time. The copy reads and writes the
-  operand once, and the GEMM then loads by TMA.
+- Aligned copies, of rows that TMA cannot address to rows that begin at multiples of 128 bytes. Loading such rows
+  through pointers, element by element, leaves the tensor cores idle for nine tenths of the time. The copy reads and
+  writes the operand once, and the GEMM then loads by TMA.
 - Concatenation along k: [x | u]·[W | B]ᵀ = x·Wᵀ + u·Bᵀ as one GEMM, with any kernel and epilogue. Copying reads and
   writes x and W, and saves passes over the result, which is wider.
 
@@ -13,15 +13,12 @@ Tiles: R rows x C columns.
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import int8, int16, int32, int64
-from genesis.kernels.elements import collapse, needs_int64, offsets
+from genesis.kernels.elements import needs_int64
 
 MIN_EXTENT = 16  # the fewest elements along either axis for which tiles are profitable
 MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied to another layout first
@@ -31,24 +28,9 @@ MIN_USES = 3  # uses of each element that save as much as an extra read and writ
 # --- Aligned rows -----------------------------------------------------------------------------------------------------
 
 
-ROW = 128  # the row stride of a copy is a multiple of this many bytes: 16 units of 8 bytes, stored as vectors
-ELEMENTS = 2048  # elements per tile
+ROW = 128  # the row stride of a copy is a multiple of this many bytes
 MIN_FLOPS = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
 FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 400 by TMA, copies at 2 TB/s (H100)
-
-
-@triton.jit
-def aligned_copy_kernel(p_o, p_x, rows, columns, so_r, sx_r, batch, so, sx, INT64: tl.constexpr, R: tl.constexpr,
-                        C: tl.constexpr):  # fmt: skip
-    """Store out[batch, r, c] = x[batch, r, c] for R rows and C columns, and pad out's rows with 0."""
-    program, blocks_r, blocks_c = tl.program_id(0), tl.cdiv(rows, R), tl.cdiv(columns, C)
-    b, r, c = program // (blocks_r * blocks_c), program // blocks_c % blocks_r, program % blocks_c
-    if INT64:
-        b, r, c = b.to(tl.int64), r.to(tl.int64), c.to(tl.int64)
-    r, c = (r * R + tl.arange(0, R))[:, None], (c * C + tl.arange(0, C))[None, :]  # [R, 1], [1, C]
-    m_r = r < rows  # [R, 1]
-    x = tl.load(p_x + offsets(b, batch, sx) + r * sx_r + c, mask=m_r & (c < columns), other=0)  # [R, C]
-    tl.store(p_o + offsets(b, batch, so) + r * so_r + c, x, mask=m_r & (c < so_r))  # includes the padding
 
 
 def alignment_is_profitable(flops: int, nbytes: int) -> bool:
@@ -59,28 +41,6 @@ def alignment_is_profitable(flops: int, nbytes: int) -> bool:
 def aligned_columns(columns: int, item: int) -> int:
     """Return the row stride of an aligned copy, in elements of `item` bytes."""
     return -(-columns * item // ROW) * ROW // item
-
-
-def aligned_copy(out: Array, x: Array) -> None:
-    """Copy x to out in integers of up to 8 bytes. Columns are contiguous, out's row stride is `aligned_columns`."""
-    item, columns = x.dtype.itemsize, x.shape[-1]
-    assert out.strides[-2] * item % ROW == 0, out.strides
-    base = 16 if x.data_ptr() % 16 == 0 else item  # a replay may have another address with only this alignment
-    grain = math.gcd(base, 8, columns * item, *(st * item for st in x.strides[:-1]))
-    ratio = max(grain // item, 1)
-    kind = {1: int8, 2: int16, 4: int32, 8: int64}[item * ratio]
-    shape = (*x.shape[:-1], columns // ratio)
-    o, s = (
-        Array(a.storage, shape, (*(st // ratio for st in a.strides[:-1]), 1), kind, a.device, a.offset // ratio)
-        for a in (out, x)
-    )
-    c = min(256, triton.next_power_of_2(shape[-1]))
-    batch, r = collapse(shape[:-2], o.strides[:-2], s.strides[:-2]), ELEMENTS // c
-    launch(
-        aligned_copy_kernel, math.prod(batch[0]) * triton.cdiv(shape[-2], r) * triton.cdiv(shape[-1], c), o, s,
-        *shape[-2:], o.strides[-2], s.strides[-2], *batch,
-        INT64=needs_int64(shape, o.strides) or needs_int64(shape, s.strides), R=r, C=c, num_warps=4,
-    )  # fmt: skip
 
 
 # --- Concatenation ----------------------------------------------------------------------------------------------------

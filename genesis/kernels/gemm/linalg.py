@@ -28,7 +28,7 @@ from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, flo
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
 from genesis.kernels.gemm import copies, gemm
-from genesis.kernels.gemm.copies import MIN_EXTENT, aligned_columns, aligned_copy, alignment_is_profitable
+from genesis.kernels.gemm.copies import MIN_EXTENT, aligned_columns, alignment_is_profitable
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import gemm_pointers, gemm_rank1, gemm_reduce_splits, gemm_tma
 from genesis.kernels.gemm.tf32_rs import gemm_tf32_rs_into
@@ -442,11 +442,7 @@ def _copied(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
     shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
     padded = empty((*shape, rows, aligned_columns(columns, array.dtype.itemsize)), array.dtype, array.device)
     y = padded.view((*shape, rows, columns), padded.strides)
-    source = array.view(y.shape, (*x.batch, x.row, x.column))
-    if x.column == 1:
-        aligned_copy(y, source)
-    else:
-        copy(source, out=y)
+    copy(array.view(y.shape, (*x.batch, x.row, x.column)), out=y)
     batch = tuple(own if step else 0 for step, own in zip(x.batch, y.strides[:-2], strict=True))
     return Operand(y, batch, y.strides[-2], 1)
 
