@@ -23,7 +23,6 @@ from genesis.kernels.attention.problem import problem_of
 from genesis.kernels.attention.warp_specialized import (
     column_in_round,
     forward_ws_into,
-    heads_per_section,
     persistent_tile,
     tile_count,
 )
@@ -84,28 +83,17 @@ def test_it_compiles_and_is_chosen_where_profitable(count: int) -> None:
     assert max(row["shared"] for row in made) <= H200.shared_memory
 
 
-@pytest.mark.parametrize(
-    ("blocks", "heads", "causal", "section"),
-    [(64, 32, True, 1), (8, 96, True, 1), (32, 16, True, 16), (32, 56, True, 56), (32, 16, False, 1)],
-)
-def test_heads_go_one_by_one_unless_programs_would_finish_far_apart(
-    blocks: int, heads: int, causal: bool, section: int
-) -> None:
-    assert heads_per_section(blocks, heads, causal, 132) == section
-
-
 @pytest.mark.parametrize(("blocks", "heads", "programs"), [(64, 32, 132), (8, 96, 132), (3, 50, 132), (7, 19, 20)])
 def test_every_tile_is_computed_once(blocks: int, heads: int, programs: int) -> None:
-    for section in (1, 4, heads):
-        taken = []
-        for i_program in range(programs):
-            with mock.patch.multiple(
-                "triton.experimental.gluon.language",
-                program_id=lambda axis, i=i_program: i, num_programs=lambda axis: programs,
-                where=lambda c, a, b: a if c else b, minimum=min,
-            ), mock.patch.object(warp_specialized, "column_in_round", column_in_round.fn):  # fmt: skip
-                taken += [persistent_tile.fn(i, blocks, heads, section) for i in range(tile_count.fn(blocks * heads))]
-        assert sorted(taken) == [(i, j) for i in range(blocks) for j in range(heads)]
+    taken = []
+    for i_program in range(programs):
+        with mock.patch.multiple(
+            "triton.experimental.gluon.language",
+            program_id=lambda axis, i=i_program: i, num_programs=lambda axis: programs,
+            where=lambda c, a, b: a if c else b,
+        ), mock.patch.object(warp_specialized, "column_in_round", column_in_round.fn):  # fmt: skip
+            taken += [persistent_tile.fn(i, blocks, heads) for i in range(tile_count.fn(blocks * heads))]
+    assert sorted(taken) == [(i, j) for i in range(blocks) for j in range(heads)]
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ Tiles: BM queries (ROWS = BM / 2 per consumer), BN keys, BD columns (padded head
 
 from __future__ import annotations
 
-import numpy as np
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -53,13 +52,10 @@ def tile_count(tiles):
 
 
 @gluon.jit
-def persistent_tile(i_round, blocks, heads, section):
-    """Return (block, head) of this program's tile in a round. All blocks of `section` heads precede the next heads."""
+def persistent_tile(i_round, blocks, heads):
+    """Return (block, head) of this program's tile in a round. The last blocks of all heads come first."""
     i = column_in_round(i_round) + i_round * gl.num_programs(0)
-    start = i // (blocks * section) * section
-    count = gl.minimum(section, heads - start)
-    i -= start * blocks
-    return blocks - 1 - i // count, start + i % count
+    return blocks - 1 - i // heads, i % heads
 
 
 @gluon.jit
@@ -88,13 +84,13 @@ def producer(descriptors, smem, barriers, sizes, CAUSAL: gl.constexpr, TILE: gl.
     d_q, d_k, d_v = descriptors
     s_q, s_k, s_v = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    tokens, keys, heads, group, all_heads, blocks, section = sizes
+    tokens, keys, heads, group, all_heads, blocks = sizes
     BM: gl.constexpr = TILE[0]
     BN: gl.constexpr = TILE[1]
     BD: gl.constexpr = TILE[2]
     stage, phase, q_phase = 0, 1, 1
     for i in range(0, tile_count(blocks * all_heads)):
-        i_block, i_batch_head = persistent_tile(i, blocks, all_heads, section)
+        i_block, i_batch_head = persistent_tile(i, blocks, all_heads)
         i_batch, i_head = i_batch_head // heads, i_batch_head % heads
         # Queries, half a tile per consumer.
         mbarrier.wait(q_empty, q_phase)
@@ -159,7 +155,7 @@ def consumer(p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, HALF: gl.c
     """Compute attention of one half of each tile's queries over the keys visible to the tile."""
     s_q, s_k, s_v = smem
     q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers
-    tokens, keys, heads, _group, all_heads, blocks, section = sizes
+    tokens, keys, heads, _group, all_heads, blocks = sizes
     scale_log2, sign = scales
     BM: gl.constexpr = TILE[0]
     BN: gl.constexpr = TILE[1]
@@ -172,7 +168,7 @@ def consumer(p_o, p_lse, smem, barriers, sizes, head_dim, scales, so, HALF: gl.c
     stage, phase, q_phase = 0, 0, 0
     s_half = s_q.index(HALF)  # [ROWS, BD]
     for i in range(0, tile_count(blocks * all_heads)):
-        i_block, i_batch_head = persistent_tile(i, blocks, all_heads, section)
+        i_block, i_batch_head = persistent_tile(i, blocks, all_heads)
         start = i_block * BM + HALF * ROWS
         o_query = start + gl.arange(0, ROWS, gl.SliceLayout(1, S))  # [ROWS]
         # Blocks of keys from `full_end` on are partially visible.
@@ -241,7 +237,7 @@ def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAU
     """Compute o [B, T, H, D] and lse [B, H, T]; common.py describes the other arguments.
 
     Args:
-        sizes: (tokens, keys, heads, group, heads of all batches, blocks of queries, section).
+        sizes: (tokens, keys, heads, group, heads of all batches, blocks of queries).
         so: strides of o by batch, token and head.
         CONSUMER_REGISTERS: registers per thread of a consumer warp.
         PRODUCER_REGISTERS: registers per thread of a producer warp.
@@ -284,23 +280,6 @@ def attention_fwd_ws(d_q, d_k, d_v, p_o, p_lse, sizes, head_dim, scales, so, CAU
 HEAD_SIZES = {128: (128, 2), 256: (64, 1)}
 BM, STAGES = 128, 2  # STAGES: blocks of keys and of values in shared memory
 WARPS, CONSUMER_REGISTERS, PRODUCER_REGISTERS = 4, 240, 24  # warps per group, registers per thread
-IMBALANCE = 1.05  # accepted slowdown of the longest program from running heads one by one, which improves L2 locality
-
-
-def heads_per_section(blocks: int, heads: int, causal: bool, sm_count: int) -> int:
-    """Return the heads per section: 1, which keeps keys in L2, or all heads if programs would end too far apart."""
-
-    def longest(section: int) -> int:
-        i = np.arange(blocks * heads)
-        start = i // (blocks * section) * section
-        cost = blocks - (i - start * blocks) // np.minimum(section, heads - start) if causal else np.ones_like(i)
-        rounds = np.zeros(-(-i.size // sm_count) * sm_count, np.int64)
-        rounds[: i.size] = cost + 1
-        rounds = rounds.reshape(-1, sm_count)
-        rounds[1::2] = rounds[1::2, ::-1]
-        return int(rounds.sum(0).max())
-
-    return 1 if longest(1) <= IMBALANCE * longest(heads) else heads
 
 
 def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: bool, p: Problem) -> bool:
@@ -313,11 +292,10 @@ def forward_ws_into(o: Array, lse: Array, q: Array, k: Array, v: Array, causal: 
     block, others = HEAD_SIZES[p.padded]
     if 2 * blocks * heads < sm_count * others:  # all programs of `attention_fwd`, with BM / 2 queries, run at once
         return False
-    section = heads_per_section(blocks, heads, causal, sm_count)
     launch(
         attention_fwd_ws, backend_of(q.device).persistent_programs(), p.tiled(q, BM // 2, True),
         p.tiled(k, block, True), p.tiled(v, block, True), o, lse,
-        (p.tokens, p.keys, p.heads, p.group, heads, blocks, section), p.head_dim, p.scales[:2], o.strides[:3],
+        (p.tokens, p.keys, p.heads, p.group, heads, blocks), p.head_dim, p.scales[:2], o.strides[:3],
         CAUSAL=causal, TILE=(BM, block, p.padded), STAGES=STAGES, CONSUMER_REGISTERS=CONSUMER_REGISTERS,
         PRODUCER_REGISTERS=PRODUCER_REGISTERS, num_warps=WARPS,
     )  # fmt: skip
