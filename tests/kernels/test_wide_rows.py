@@ -13,6 +13,7 @@ from genesis.backend import Device, backend_for
 from genesis.dtypes import DType, bfloat16, float16, float32
 from genesis.kernels.decode.wide_rows import (
     SHARED,
+    VOCABULARY,
     WIDE_ROWS,
     WideTile,
     choose_tile,
@@ -94,17 +95,22 @@ def test_swiglu(tile: WideTile | None) -> None:
     np.testing.assert_allclose(wide(gate_up), wide(x) @ wide(w).T, rtol=2.0**-8, atol=1e-5)
     g, u = np.split(wide(gate_up), 2, -1)
     np.testing.assert_allclose(wide(h), g / (1 + np.exp(-g)) * u, rtol=1.01 * 2.0**-8, atol=1e-6)
+    without, unwritten = (on_gpu(np.full((m, n), np.nan), bfloat16) for n in (f, 2 * f))
+    with no_grad():
+        wide_rows_swiglu_into(without, unwritten, x, w, tile)
+    np.testing.assert_array_equal(wide(without), wide(h))
+    assert np.isnan(wide(unwritten)).all()
 
 
 def test_what_it_takes() -> None:
-    def taken(rows: int, dtype: DType = bfloat16, k: int = 64, step: int = 1) -> bool:
-        x, w = empty((rows, k), dtype, CUDA), empty((24, k), dtype, CUDA)
+    def taken(rows: int, dtype: DType = bfloat16, k: int = 64, step: int = 1, n: int = 24) -> bool:
+        x, w = empty((rows, k), dtype, CUDA), empty((n, k), dtype, CUDA)
         with no_grad():
-            return is_for_wide_rows(x, w.view((24, k), (k, step)) if step > 1 else w)
+            return is_for_wide_rows(x, w.view((n, k), (k, step)) if step > 1 else w)
 
     assert taken(33) and taken(WIDE_ROWS, float16)
     assert not taken(32) and not taken(WIDE_ROWS + 1)
-    assert not taken(64, float32) and not taken(64, k=60)
+    assert not taken(64, float32) and not taken(64, k=60) and not taken(64, n=VOCABULARY)
     x = empty((64, 64), bfloat16, CUDA)
     assert not is_for_wide_rows(x, x)  # training
 

@@ -41,6 +41,7 @@ from genesis.kernels.gemm.gated import halves, swiglu
 from genesis.ops.shape import columns, contiguous
 
 WIDE_ROWS = 512  # largest number of rows
+VOCABULARY = 1 << 16  # rows of W from which gemm/gemm.py is faster
 SHORT = 2048  # largest K that takes steps of at most 128
 SHARED = 208 << 10  # bytes of all stages on an SM
 STAGES = 8  # largest number of stages
@@ -71,13 +72,14 @@ _SIZES = {
 @triton.jit
 def store_tile(b_acc, b_residual, p_y, p_h, p_bias, o_y, o_m, o_n, m, n, BM: tl.constexpr, BN: tl.constexpr):
     """Store the tile [BM, BN] of y with bias and residual, or of gate, up and h."""
-    TYPE: tl.constexpr = p_y.dtype.element_ty
+    TYPE: tl.constexpr = (p_y if p_h is None else p_h).dtype.element_ty
     m_y = (o_m < m)[:, None] & (o_n < n)[None, :]  # [BM, BN]
     if p_h is not None:
         b_gate, b_up = halves(b_acc, BM, 2 * BN)  # [BM, BN] each
         b_gate, b_up = converted(b_gate, TYPE), converted(b_up, TYPE)
-        tl.store(p_y + o_y, b_gate, mask=m_y)
-        tl.store(p_y + o_y + n, b_up, mask=m_y)
+        if p_y is not None:
+            tl.store(p_y + o_y, b_gate, mask=m_y)
+            tl.store(p_y + o_y + n, b_up, mask=m_y)
         o_h = o_m.to(tl.int64)[:, None] * n + o_n[None, :]  # [BM, BN]
         tl.store(p_h + o_h, converted(swiglu(b_gate, b_up), TYPE), mask=m_y)
     else:
@@ -99,13 +101,14 @@ def wide_rows_kernel(p_y, p_h, p_parts, p_counters, d_x, d_w, p_bias, p_residual
     """Compute y = x·Wᵀ + bias, rounded, plus the residual. With p_h, W is [gate | up], and h = silu(gate)·up too.
 
     Args:
+        p_y: y; None with p_h stores only h.
         p_parts: sums over parts of K, [tiles, SPLITS, BM, BN]; None without.
         p_counters: a counter per tile, 0 between launches.
-        d_w: descriptor of W [n, K], or [2, n, K] with p_h.
+        d_w: descriptor of W [1, n, K], or [2, n, K] with p_h.
         sy: row stride of y and of the residual.
         m: number of rows; `n` is the number of columns, of gate alone with p_h.
     """
-    GATED: tl.constexpr = p_h is not None
+    N: tl.constexpr = BN if p_h is None else 2 * BN
     PART: tl.constexpr = (K + BK * SPLITS - 1) // (BK * SPLITS) * BK  # elements along K per program
     tiles_m = tl.cdiv(m, BM)
     tile, i_part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -117,13 +120,10 @@ def wide_rows_kernel(p_y, p_h, p_parts, p_counters, d_x, d_w, p_bias, p_residual
     if p_residual is not None:  # arrives during the main loop
         b_residual = tl.load(p_residual + o_y, mask=(o_m < m)[:, None] & (o_n < n)[None, :], other=0)  # [BM, BN]
     # Main loop.
-    b_acc = tl.zeros((BM, 2 * BN if GATED else BN), tl.float32)  # [BM, BN], or [BM, 2 * BN]
+    b_acc = tl.zeros((BM, N), tl.float32)  # [BM, N]
     for i_k in range(i_part * PART, min(i_part * PART + PART, K), BK):
         b_x = converted(d_x.load([i_m * BM, i_k]), DOT)  # [BM, BK]
-        if GATED:
-            b_w = converted(d_w.load([0, i_n * BN, i_k]).reshape(2 * BN, BK), DOT)  # [2 * BN, BK]
-        else:
-            b_w = converted(d_w.load([i_n * BN, i_k]), DOT)  # [BN, BK]
+        b_w = converted(d_w.load([0, i_n * BN, i_k]).reshape(N, BK), DOT)  # [N, BK]
         b_acc = tl.dot(b_x, b_w.T, b_acc)
     allow_next(OVERLAP)
     # Epilogue. The last program of a tile adds its parts in order.
@@ -145,14 +145,15 @@ def wide_rows_kernel(p_y, p_h, p_parts, p_counters, d_x, d_w, p_bias, p_residual
 
 
 def is_for_wide_rows(x: Array, *weights: Array) -> bool:
-    """Return whether the kernel supports x·Wᵀ: 33 to 512 rows of 2-byte floats that TMA can load, outside of autograd,
-    on a GPU with wgmma. Under `genesis.exact` it takes fewer rows, too.
+    """Return whether the kernel supports x·Wᵀ and is fastest: 33 to 512 rows of 2-byte floats that TMA can load,
+    outside of autograd, on a GPU with wgmma. Under `genesis.exact` it takes fewer rows, too.
     """
     return (
         not mode.grad
         and (0 if mode.exact else MAX_ROWS * x.shape[-1]) < x.size <= WIDE_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16)
-        and all(w.size and w.dtype is x.dtype and is_describable(w, w.shape, w.strides) for w in weights)
+        and all(w.dtype is x.dtype and w.shape[0] < VOCABULARY for w in weights)
+        and all(w.size and is_describable(w, w.shape, w.strides) for w in weights)
         and is_describable(x, (x.size // x.shape[-1], x.shape[-1]), (x.shape[-1], 1))
         and backend_of(x.device).driver.properties.capability[0] == 9
     )
@@ -171,7 +172,7 @@ def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1, shares: b
     programs share K if `shares` is set.
     """
     splits = min(sm_count // (triton.cdiv(m, 64) * triton.cdiv(n, 32)), 4)
-    if shares and parts == 1 and k > SHORT and splits > 1:
+    if shares and parts == 1 and k > SHORT and splits > 1 and m <= 64:
         return WideTile(64, 32, 256, 4, 4, 4 if splits > 2 else 2)
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
@@ -205,7 +206,7 @@ def wide_rows_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, til
 
     Args:
         h: `[M, F]`, contiguous.
-        gate_up: `[M, 2·F]`, contiguous.
+        gate_up: `[M, 2·F]`, contiguous. Outside of autograd nothing reads it, so it may not be written.
         x: `[M, K]`, contiguous.
         weight: `[2·F, K]`, contiguous: the rows of gate, then the rows of up.
     """
@@ -224,15 +225,15 @@ def _launch(
     # The device's counters serve one launch at a time, so only generation steps share K; exact ones have one chain.
     shares = mode.fixed_weights and not mode.exact
     t = tile or choose_tile(m, n, k, backend_of(x.device).driver.properties.sm_count, parts, shares)
-    w = weight if h is None else weight.view((2, n, k), (n * k, k, 1), weight.offset)
-    box = (t.bn, t.bk) if h is None else (2, t.bn, t.bk)
+    w = weight.view((parts, n, k), (n * weight.strides[0], *weight.strides), weight.offset)
     tiles, sums, counters = triton.cdiv(m, t.bm) * triton.cdiv(n, t.bn), None, None
     if t.splits > 1:
         sums = empty((tiles, t.splits, t.bm, t.bn), float32, x.device)
         counters = Array(backend_of(x.device).counters, (COUNTERS,), (1,), int32, x.device, 0)
     kind = float32 if is_interpreted() and x.dtype is bfloat16 else x.dtype
     launch(
-        wide_rows_kernel, tiles * t.splits, y, h, sums, counters, Descriptor(x, x.shape, x.strides, (t.bm, t.bk)),
-        Descriptor(w, w.shape, w.strides, box), bias, residual, m, n, y.strides[0], K=k, DOT=TRITON[kind.name],
-        OVERLAP=can_overlap(x), SPLITS=t.splits, BM=t.bm, BN=t.bn, BK=t.bk, num_warps=t.warps, num_stages=t.stages,
+        wide_rows_kernel, tiles * t.splits, y if h is None or mode.grad else None, h, sums, counters,
+        Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (parts, t.bn, t.bk)), bias,
+        residual, m, n, y.strides[0], K=k, DOT=TRITON[kind.name], OVERLAP=can_overlap(x), SPLITS=t.splits, BM=t.bm,
+        BN=t.bn, BK=t.bk, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
