@@ -46,7 +46,8 @@ class OpStep:
     """One call, run by the op's own implementation."""
 
     def __init__(self, call: Call) -> None:
-        self.calls, self.reads, self.results = (call,), call.reads, list(call.outputs)
+        self.calls: Sequence[Call] = (call,)
+        self.reads, self.results = call.reads, list(call.outputs)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
         (call,) = self.calls

@@ -22,7 +22,7 @@ from genesis.compiler.fuse import longest_row
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.dtypes import DType
 from genesis.errors import UsageError
-from genesis.op import Op, common_device, current_tracer, registry, tracing
+from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
 from genesis.ops.shape import extent
 from genesis.shapes import Shape, is_dense, normalize_axes, numel
 
@@ -44,7 +44,7 @@ class Pending:
     """Memory that is not allocated yet; once it is, attributes are read from the `real` storage.
 
     Attributes:
-        value: in a `Trace`, the graph's value that the memory holds at this point; in a lazy piece, the slot.
+        value: the graph's value that the memory holds at this point.
         recorder: the lazy recorder that can run the ops that compute it; None in a trace, where reading it is a break.
         arrays: the arrays over it.
     """
@@ -116,12 +116,6 @@ def lazy(x: Array) -> Array:
     return x
 
 
-def fake(value: Value) -> Array:
-    """Return an array that holds `value`, which must not be a view."""
-    storage: Any = Pending(value.device, value.nbytes, value)
-    return Lazy(storage, value.shape, value.strides, value.dtype, value.device)
-
-
 class Trace:
     """A tracer (see `genesis.op.Tracer`) that writes a graph.
 
@@ -149,20 +143,29 @@ class Trace:
         """Add an input with the layout of an array."""
         value = Value.like(like)
         self.graph.inputs.append(value)
-        return fake(value)
+        return self.fake(value)
+
+    def value_of(self, x: Array) -> Value:
+        """Return a value for an array in memory that the function reads for the first time."""
+        return Value.like(x)
+
+    def fake(self, value: Value) -> Array:
+        """Return an array that holds `value`, which must not be a view."""
+        storage: Any = Pending(value.device, value.nbytes, value)
+        return Lazy(storage, value.shape, value.strides, value.dtype, value.device)
 
     def new(self, shape: Shape, dtype: DType, device: Device) -> Array:
         """Return an array with undefined contents."""
-        shape = tuple(int(s) for s in shape)
-        attrs = {"value": 0, "shape": shape, "dtype": dtype}
-        return fake(self._add(registry["fill"], (), attrs, Value.new(shape, dtype, device)))
+        attrs = {"value": 0, "shape": tuple(int(s) for s in shape), "dtype": dtype, "device": device}
+        with tracing(self):
+            return execute(registry["fill"], (), attrs)[0]
 
     def keep(self, x: Array, is_shared: bool) -> Array:
         """Return an array that the function created from numbers; `is_shared` if numpy arrays share its memory."""
         if current_tracer() is not self:
             return x
         self.constants[id(x)] = x
-        return x if is_shared else fake(self.read(x))
+        return x if is_shared else self.fake(self.read(x))
 
     def touch(self) -> None:
         """Raise Break, because the host reads or writes memory."""
@@ -176,16 +179,11 @@ class Trace:
         root, offset = self._place(x)
         return root.window(x.shape, x.strides, offset)
 
-    def write(self, x: Array, value: Value) -> None:
-        """Record that an array now holds `value`, which has its shape and dtype."""
-        root, offset = self._place(x)
-        covers = offset == 0 and x.size == root.size and is_dense(x.shape, x.strides)
-        if (x.shape, x.strides, offset) != (root.shape, root.strides, 0) and not covers:
-            attrs = {"shape": x.shape, "strides": x.strides, "offset": offset}
-            value = self._add(registry["as_strided_scatter"], (root, value), attrs, Value.like(root))
+    def write(self, x: Array, root: Value) -> None:
+        """Record that the memory of an array now holds `root`."""
         if isinstance(x.storage, Pending):
             x.storage.version += 1
-            x.storage.value = value
+            x.storage.value = root
             return
         index = self._slot(x)
         if id(self.captured[index][0]) in self.constants:
@@ -193,7 +191,7 @@ class Trace:
         others = [self.captured[i][0] for i in self._slots[id(x.storage)] if i != index]
         if any(overlap(other, self.captured[index][0]) for other in others):
             raise Break("changes memory that it also reads through another view")
-        self._now[index] = value
+        self._now[index] = root
 
     def _place(self, x: Array) -> tuple[Value, int]:
         """Return the root value that an array views, and the offset of its first element."""
@@ -211,18 +209,13 @@ class Trace:
             if contains(self.captured[index][0], x):
                 return index
         owner = next((o for o in self._owners.get(id(x.storage), ()) if contains(o, x)), x)
-        value = Value.like(owner)
+        value = self.value_of(owner)
         if any(self._now[i] is not self.captured[i][1] and overlap(self.captured[i][0], owner) for i in slots):
             raise Break("changes memory that it also reads through another view")
         self.captured.append((owner, value))
         self._now.append(value)
         slots.append(len(self.captured) - 1)
         return slots[-1]
-
-    def _add(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], *outputs: Value) -> Value:
-        """Add a call; return its first output."""
-        self.graph.calls.append(Call(op, inputs, attrs, outputs))
-        return outputs[0]
 
     # --- The tracer ---------------------------------------------------------------------------------------------------
 
@@ -235,35 +228,58 @@ class Trace:
                 return (simple(*inputs, **attrs),)
         if op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
-        attrs = dict(attrs)
-        chosen = attrs.pop("device", None)
-        given = tuple([o for o in (out if isinstance(out, tuple) else (out,)) if o is not None])
-        device = chosen or common_device(op.name, (*inputs, *given))
-        inferred = op.infer(*inputs, **attrs)
-        specs = (inferred,) if isinstance(inferred, Spec) else inferred
-        targets = out if isinstance(out, tuple) else (out,) * len(specs)
-        values = tuple(self.read(x) if isinstance(x, Array) else x for x in inputs)
-        outputs = [Value.new(s.shape, s.dtype, device) for s in specs]
-        for value, target in zip(outputs, targets, strict=True):
-            fits = target is not None and target.dtype is value.dtype and target.shape == value.shape
-            if fits and (op.elementwise or target.is_contiguous):
-                value.strides = target.strides
-        self._add(op, values, attrs, *outputs)
-        results: list[Array] = []
-        for value, target in zip(outputs, targets, strict=True):
-            if target is None:
-                results.append(fake(value))
+        calls, values = self.planned(op, inputs, attrs, out, *inferred(op, inputs, attrs, out))
+        self.graph.calls += calls
+        return self.put(values, out)
+
+    def planned(
+        self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any, specs: tuple[Spec, ...], device: Device
+    ) -> tuple[list[Call], list[Value]]:
+        """Return the calls for an op whose results have these specs, and what the memory of each result then holds."""
+        attrs = {name: value for name, value in attrs.items() if name != "device"}
+        values = [Value.new(shape, dtype, device) for shape, dtype in specs]
+        calls = [Call(op, tuple(self.read(x) if isinstance(x, Array) else x for x in inputs), attrs, tuple(values))]
+        changed: dict[Value, Value] = {}  # by the outputs so far
+        for i, x in enumerate(out if isinstance(out, tuple) else (out,)):
+            if x is None:
                 continue
-            if (target.dtype, target.strides) != (value.dtype, value.strides):
-                value = self._add(registry["cast"], (value,), {"dtype": target.dtype}, Value.like(target))
-            self.write(target, value)
-            results.append(target)
-        return tuple(results)
+            value, (before, offset) = values[i], self._place(x)
+            root = changed.get(before, before)
+            if x.dtype is value.dtype and x.shape == value.shape and (op.elementwise or x.is_contiguous):
+                value.strides = x.strides
+            if (x.dtype, x.strides) != (value.dtype, value.strides):
+                values[i] = Value.like(x)
+                calls.append(Call(registry["cast"], (value,), {"dtype": x.dtype}, (values[i],)))
+            covers = offset == 0 and x.size == root.size and is_dense(x.shape, x.strides)
+            if (x.shape, x.strides, offset) != (root.shape, root.strides, 0) and not covers:
+                attrs = {"shape": x.shape, "strides": x.strides, "offset": offset}
+                part, values[i] = values[i], Value.like(root)
+                calls.append(Call(registry["as_strided_scatter"], (root, part), attrs, (values[i],)))
+            changed[before] = values[i]
+        return calls, values
+
+    def put(self, values: list[Value], out: Any) -> tuple[Array, ...]:
+        """Let the results of a call, or `out`, hold these values; return them."""
+        if out is None:
+            return tuple([self.fake(v) for v in values])
+        targets = out if isinstance(out, tuple) else (out,)
+        for value, x in zip(values, targets, strict=True):
+            if x is not None:
+                self.write(x, value)
+        return tuple(self.fake(v) if x is None else x for v, x in zip(values, targets, strict=True))
 
     def changed(self) -> list[tuple[Value, Value]]:
         """The captured arrays that the function changed, as pairs of their first and last value."""
         pairs = zip(self.captured, self._now, strict=True)
         return [(old, new.window(old.shape, old.strides, 0)) for (_, old), new in pairs if old is not new]
+
+
+def inferred(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[tuple[Spec, ...], Device]:
+    """Return the specs and the device of the results of a call. Raises the op's errors."""
+    given = tuple([o for o in (out if isinstance(out, tuple) else (out,)) if o is not None])
+    device = attrs.get("device") or common_device(op.name, (*inputs, *given))
+    specs = op.infer(*inputs, **{name: value for name, value in attrs.items() if name != "device"})
+    return (specs,) if isinstance(specs, Spec) else specs, device
 
 
 @contextmanager
