@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["TRITON_INTERPRET"] = "1"
     if config.getoption("--few") or not config.getoption("--gpu"):
-        os.environ["OP_SUITE"] = "few"
+        os.environ["OP_SUITE"] = "few" if config.getoption("--gpu") or config.getoption("--full") else "fewest"
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is not set
     if config.getoption("--gpu") and "PYTEST_XDIST_WORKER" in os.environ:
         # The workers of pytest already use all cores.

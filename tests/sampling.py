@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-__all__ = ["covering", "leave_to_full"]
+__all__ = ["covering", "leave_to_full", "some_full"]
 
 
 def covering(cases: Sequence[Mapping[str, Any]], together: int = 1) -> list[int]:
@@ -52,3 +52,8 @@ def leave_to_full(items: Sequence[pytest.Item]) -> None:
         chosen = covering([case.callspec.params for case in cases], together)
         for i in set(range(len(cases))) - set(chosen):
             cases[i].add_marker(pytest.mark.full)
+
+
+def some_full(values: Iterable[Any], daily: Container[Any]) -> list[Any]:
+    """Values of one argument, of which those outside of `daily` are `full`."""
+    return [value if value in daily else pytest.param(value, marks=pytest.mark.full) for value in values]

@@ -59,6 +59,7 @@ def test_chunks_add_up(beta: float, dtype: DType, monkeypatch: pytest.MonkeyPatc
     assert max(found[2:]) < 3 * HALF_UNIT[dtype] + 1e-6
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("device", (CPU, CUDA), ids=str)
 @pytest.mark.parametrize("beta", (0.0, 0.4, 1.0))
 def test_far_logits_stay_finite(beta: float, device: Device) -> None:
@@ -73,6 +74,7 @@ def test_far_logits_stay_finite(beta: float, device: Device) -> None:
         assert np.linalg.norm(f.numpy() - w.numpy()) < 1e-4 * (10 + np.linalg.norm(w.numpy()))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("device", (CPU, CUDA), ids=str)
 @pytest.mark.parametrize("beta", (0.0, 0.4, 1.0))
 def test_a_student_learns_nothing_from_itself(beta: float, device: Device) -> None:

@@ -104,6 +104,7 @@ def test_epilogues(m: int, dtype: DType, with_norm: bool, with_bias: bool, with_
             np.testing.assert_allclose(wide(rstd), want_rstd, rtol=1e-6)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("m", "dtype", "aligned"), sizes((1, 5, 12, 32)))
 def test_swiglu(m: int, dtype: DType, aligned: bool) -> None:
     """gate | up side by side as one weight holds them, or two; h is of both as they are stored."""

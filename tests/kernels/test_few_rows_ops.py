@@ -56,6 +56,7 @@ def calls(m: int) -> dict[str, tuple[Op, tuple[np.ndarray | None, ...], dict[str
     }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", calls(1))
 @pytest.mark.parametrize("m", [1, 6, 32, 33])
 def test_ops_that_are_not_recorded_take_them(m: int, name: str) -> None:

@@ -40,6 +40,7 @@ def added(x: np.ndarray, dim: int, index: np.ndarray, values: np.ndarray) -> np.
     return found
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("in_place", (False, True))
 @pytest.mark.parametrize("dtype", ("float32", "bfloat16", "float16"))
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def compiled() -> list[Any]:
     return [kernel.fn.__name__, made.warps, made.shared]
 
 
+@pytest.mark.full
 def test_it_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = "import json; from tests.kernels.test_gemm_tf32_rs import compiled; print(json.dumps(compiled()))"

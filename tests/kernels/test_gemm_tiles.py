@@ -42,6 +42,7 @@ def time_of(p: Problem, tile: GemmTile, split: int = 1) -> float:
     return predicted(p, tile, schedule_of(tiles, -(-p.k // tile.bk), 132 * tile.ctas_per_sm, split), 132)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", TILES)
 @pytest.mark.parametrize("shared", OTHERS)
 def test_every_size_gets_a_tile_that_fits(kind: str, shared: int) -> None:

@@ -142,6 +142,7 @@ def test_float32_is_copied_to_be_k_major(
     assert len(found) == made[2 * swapped + len(copies) - 1]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("layout", ("nn", "nt", "tn", "tt"))
 @pytest.mark.parametrize("copies", ("a", "b", "ab"))
 def test_rows_that_begin_anywhere_are_copied_to_begin_at_multiples_of_128_bytes(layout: str, copies: str) -> None:
@@ -207,6 +208,7 @@ def test_tiles_that_rounds_leave_over_are_split(layout: str, launched: list[obje
     assert error < ROUNDING[float16]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("tile", [GemmTile(32, 32, 32, 4, 3, split) for split in (1, 3)], ids=("whole", "split"))
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize(("size", "accumulate"), [("m", False), ("k", False), ("k", True)])
@@ -328,6 +330,7 @@ def test_few_tiles_of_unaligned_rows_are_split(
     assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("epilogue", [(), ALL])
 @pytest.mark.parametrize("dtype", (bfloat16, float16, float32))
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Every op of the registry on CUDA: on a GPU all checks of the op suite, in Triton's interpreter a part of them.
 
-The interpreter runs a kernel's programs one after another in Python. There each op is checked in every dtype, and in
-float32 (or the first dtype it takes) in every memory layout and with out= and over its inputs; gradients once.
+The interpreter runs a kernel's programs one after another in Python. With --full each op is checked there in every
+dtype, and in float32 (or the first dtype it takes) in every memory layout and with out= and over its inputs; gradients
+once. Every day it is one other dtype and one other layout.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import zlib
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -22,14 +24,16 @@ from genesis.backend.cuda.dispatch import cuda_impl_of
 from genesis.op import registry
 from genesis.ops.fp8 import CAPABILITY
 from tests.ops import conformance
-from tests.ops.conformance import Variant
+from tests.ops.conformance import Variant, main_dtype
 from tests.ops.devices import CUDA, using
+from tests.ops.layouts import LAYOUTS
 from tests.ops.samples import all_rows
 
 for module in pkgutil.iter_modules(genesis.ops.__path__):
     importlib.import_module(f"genesis.ops.{module.name}")
 OPS = {name: op for name, op in registry.items() if op.view is None}
 
+SUITE = os.environ.get("OP_SUITE")  # set by tests/conftest.py
 CHECKS = ("value", "out", "alias", "gradient")
 
 
@@ -55,15 +59,26 @@ def lacks_fp8() -> bool:
     return backend_of(CUDA).driver.properties.capability < CAPABILITY
 
 
+def is_of_every_day(v: Variant) -> bool:
+    """A gradient, or in the main dtype and another one, contiguous and in another layout: they differ between ops."""
+    number, main = zlib.crc32(v.op.name.encode()), main_dtype(v)
+    others = [dtype for dtype in (*v.row.dtypes, *v.row.int_dtypes) if dtype != main] or [main]
+    layouts = ("contiguous", LAYOUTS[1 + number % (len(LAYOUTS) - 1)])
+    is_of_dtype = v.dtype in (main, others[number % len(others)]) or not any(map(conformance.is_float, v.case.inputs))
+    return v.check == "gradient" or (is_of_dtype and v.layout in layouts)
+
+
 def chosen(variants: list[Variant]) -> list[Variant]:
     """The checks of one row that run here: threads are the CPU's matter, errors are found before any device is used."""
     wanted = [v for v in variants if v.check in CHECKS and not (is_of_fp8(v) and lacks_fp8())]
-    if os.environ.get("OP_SUITE") != "few":  # set by tests/conftest.py
+    if SUITE is None:
         return wanted
     seen: Counter[tuple[str, str, str, bool]] = Counter()
     kept = []
     for v in wanted:
-        main = "float32" if "float32" in v.row.dtypes else (*v.row.dtypes, *v.row.int_dtypes, "float64")[0]
+        if SUITE == "fewest" and not is_of_every_day(v):
+            continue
+        main = main_dtype(v)
         if v.dtype != main and v.check != "gradient" and (v.check != "value" or v.layout != "contiguous"):
             continue
         kind = (v.check, v.dtype, v.layout, v.number < 0)  # extremes count by themselves
@@ -86,7 +101,10 @@ def collected() -> dict[tuple[str, str], list[Variant]]:
     return found
 
 
-@pytest.mark.parametrize("key", sorted(collected()), ids="-".join)
+KEYS = [pytest.param(key, marks=[pytest.mark.full] * (SUITE == "few")) for key in sorted(collected())]
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_op_conforms_on_cuda(key: tuple[str, str]) -> None:
     failures = []
     with using(CUDA):

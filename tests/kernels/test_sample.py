@@ -94,6 +94,7 @@ def test_equal_logits_of_two_bytes_are_drawn_in_order_of_ids(dtype: str) -> None
     assert_equal(logits, settings, [0, 0, 300, 1400, 0, 0, 300, 1400])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("values", "top_k"), [("equal", 0), ("equal", 77), ("rounded", 0), ("rounded", 2300), ("one above", 2300)]
 )
@@ -107,6 +108,7 @@ def test_more_equal_logits_than_a_tile_has_room_for(values: str, top_k: int) -> 
     assert_equal(logits, [(1, 1, 0, 1), (1, 0.333, 0, 1), (2, 0.777, 0.3, 1)], top_k)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("order", ["falling", "rising", "in one place", "shuffled"])
 @pytest.mark.parametrize("top_k", [1, 50, 78, 79, 80])  # of 157 groups: the last take another way
 def test_the_likeliest_tokens_may_be_neighbours(order: str, top_k: int) -> None:

@@ -28,6 +28,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "TOTALS", tl.constexpr(2))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def bits(x: np.ndarray) -> bytes:
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("descending", [False, True])
 def test_radix_sort_is_stable_and_orders_nan_last(radix_only: None, dtype: str, descending: bool) -> None:
@@ -116,6 +117,7 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
     assert np.array_equal(found[1].numpy(), by_reference("sort", x, axis=1)[1])
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float64"])
 @pytest.mark.parametrize("largest", [False, True])
 def test_topk_of_a_long_line_by_tiles(monkeypatch: pytest.MonkeyPatch, dtype: str, largest: bool) -> None:

@@ -68,6 +68,7 @@ def check(m: int, sizes: tuple[int, ...], rank: int, with_z: bool, tile: ThinTil
         np.testing.assert_allclose(wide(sums), want, rtol=1e-5, atol=1e-5 * m)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("with_z", [False, True])
 @pytest.mark.parametrize(("sizes", "rank"), [((152,), 16), ((152, 40, 64), 5), ((64, 88), 24)])
 @pytest.mark.parametrize("tile", [ThinTile(16, 32, 4, 2), ThinTile(64, 64, 4, 2, 2), ThinTile(64, 256, 4, 2)])
@@ -185,6 +186,7 @@ def compiled(sizes: tuple[int, ...], rank: int) -> list[int]:
     return [compile.compile_kernel(kernel, signature, (9, 0)).shared for kernel, signature in thin]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "rank"), [((4864, 4864), 64), pytest.param((896, 128, 128), 16, marks=pytest.mark.full)]

@@ -87,6 +87,7 @@ def compiled(rank: int) -> list[list[str | int]]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "programs"), [(16, 2), *(pytest.param(*each, marks=pytest.mark.full) for each in ((32, 2), (64, 1)))]

@@ -29,6 +29,7 @@ def on_gpu(x: np.ndarray) -> Array:
     return array
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
 def test_variance_far_from_zero(shape: tuple[int, ...], axis: int, offset: float) -> None:
@@ -40,6 +41,7 @@ def test_variance_far_from_zero(shape: tuple[int, ...], axis: int, offset: float
     assert (np.abs(std(on_gpu(x), axis, correction=1.0).numpy() - np.sqrt(want)) <= bound / np.sqrt(want)).all()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_deviations_whose_squares_are_out_of_range(shape: tuple[int, ...], axis: int, scale: float) -> None:

@@ -11,12 +11,14 @@ import numpy as np
 
 from genesis.files.safetensors import load_file
 
-__all__ = ["EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", "golden", "relative_error"]
+__all__ = ["ENGINES", "EXTRA", "FAMILIES", "FIXTURES", "NAMES", "QWEN", "Golden", "extra", "golden", "relative_error"]
 
 FIXTURES = Path(__file__).parent / "fixtures"
 QWEN = ("qwen2-tied", "qwen2-untied-sharded", "qwen3-tied")
 FAMILIES = ("mistral", "smollm3", "olmo2", "phi3", "phi3-long", "granite", "gemma3")
 NAMES = (*QWEN, *FAMILIES)
+# Of the models above and below those with features that an engine must know.
+ENGINES = ("qwen2-tied", "gemma3", "phi3-long", "qwen2-window")
 EXTRA = ("llama3", "phi3-beyond", "llama-head-dim", "qwen2-window", "qwen3-yarn-bias")
 
 

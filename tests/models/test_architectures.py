@@ -101,6 +101,7 @@ def cached_logits(model: CausalLM, tokens: np.ndarray, pieces: list[int]) -> np.
     return np.concatenate(found, axis=1)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", [*NAMES, *EXTRA])
 @pytest.mark.parametrize("pieces", [[20], [7, 13], [1] * 20, [12, 1, 1, 6]], ids=str)
 def test_a_cache_changes_nothing(name: str, pieces: list[int]) -> None:

@@ -30,8 +30,9 @@ from genesis_models.engine import (
 )
 from genesis_models.engine.device import DeviceEngine
 from genesis_models.weights import quantize
-from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden, relative_error
+from tests.models.golden import ENGINES, EXTRA, FAMILIES, QWEN, extra, golden, relative_error
 from tests.models.test_engine import GREEDY, by_request, prompts
+from tests.sampling import some_full
 
 
 def held(model: genesis_models.CausalLM) -> device_rows.DeviceRows:
@@ -57,7 +58,7 @@ def model() -> genesis_models.CausalLM:
     return genesis_models.load(golden("qwen3-tied").folder)
 
 
-@pytest.mark.parametrize("name", [*QWEN, *FAMILIES, *EXTRA])
+@pytest.mark.parametrize("name", some_full([*QWEN, *FAMILIES, *EXTRA], ENGINES))
 def test_batched_and_alone_give_the_tokens_of_the_plain_engine(name: str) -> None:
     model = genesis_models.load((extra if name in EXTRA else golden)(name).folder, dtype="float32")
     count, draws = (
@@ -137,13 +138,13 @@ def test_rows_that_become_free_are_filled_together(
     """With 36 to 40 rows in use, prompts wait for 2 steps and share a pass; with 8, a row is filled at once."""
     filled, pass_all = list[int](), device.Prompts.pass_all
     monkeypatch.setattr(device.Prompts, "pass_all", lambda self, p: (filled.append(len(p)), pass_all(self, p))[1])
-    requests = [Request([i % 50 + 1, 2], GREEDY, 2 + i % 16) for i in range(120)]
-    expected = by_request(EagerEngine(model).run(requests), 120)
+    requests = [Request([i % 50 + 1, 2], GREEDY, 2 + i % 16) for i in range(80)]
+    expected = by_request(EagerEngine(model).run(requests), 80)
     for rows, least in ((40, 4.0), (8, 1.0)):
         filled.clear()
         engine = DeviceEngine(model, rows=rows, capacity=32)
-        assert by_request(engine.run(requests), 120) == expected
-        assert filled[0] == rows and sum(filled) == 120
+        assert by_request(engine.run(requests), 80) == expected
+        assert filled[0] == rows and sum(filled) == 80
         refills = filled[1 : len(filled) // 2]
         assert (sum(refills) / len(refills) >= least) and (rows == 40 or 1 in refills)
 

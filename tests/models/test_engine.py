@@ -16,7 +16,8 @@ import genesis_models
 from genesis.errors import NumericError, UsageError
 from genesis_models.engine import EagerEngine, Engine, Request, Sampling, Token
 from genesis_models.engine.device import DeviceEngine
-from tests.models.golden import EXTRA, FAMILIES, QWEN, extra, golden
+from tests.models.golden import ENGINES, EXTRA, FAMILIES, QWEN, extra, golden
+from tests.sampling import some_full
 from tests.soak.generations import Held, generations, held
 
 GREEDY = Sampling(0.0)
@@ -42,7 +43,7 @@ def model() -> genesis_models.CausalLM:
     return genesis_models.load(golden("qwen3-tied").folder)
 
 
-@pytest.mark.parametrize("name", [*QWEN, *FAMILIES, *EXTRA])
+@pytest.mark.parametrize("name", some_full([*QWEN, *FAMILIES, *EXTRA], ENGINES))
 def test_batched_alone_and_eager_give_the_same_tokens(name: str) -> None:
     folder = (extra if name in EXTRA else golden)(name).folder
     model = genesis_models.load(folder, dtype="float32")
@@ -71,6 +72,7 @@ def test_a_stretched_rope_in_a_batch_is_each_sequences_own() -> None:
     assert by_request(Engine(model, rows=4, capacity=100, chunk=16).run(requests), 4) == expected
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", [Engine, DeviceEngine])
 @pytest.mark.parametrize("name", ["phi3-long", "phi3-beyond"])
 def test_keys_are_computed_anew_where_longrope_changes_their_angles(name: str, kind: Any) -> None:

@@ -86,6 +86,7 @@ def test_a_layer_that_no_rule_knows_stays_plain(case: dict[str, Any]) -> None:
         assert isinstance(layer.mlp, Fused)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("how", ["none", "full"])
 @pytest.mark.parametrize("case", CASES + PLAIN, ids=name_of)
 def test_forward_has_the_same_bits_and_gradients_differ_by_the_order_of_sums(case: dict[str, Any], how: str) -> None:

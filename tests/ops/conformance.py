@@ -25,7 +25,7 @@ from tests.ops.devices import current, moved, poisoned, using
 from tests.ops.layouts import LAYOUTS, expandable, memory, place
 from tests.ops.sampling import Case, Rows
 
-__all__ = ["Variant", "problems", "run", "variants"]
+__all__ = ["Variant", "main_dtype", "problems", "run", "variants"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ def variants(row: Rows, op: Op) -> Iterator[Variant]:
         yield from (Variant(row, op, "gradient", case, number, layout=layout) for layout in layouts)
     for number, (case, _, _) in enumerate(row.errors):
         yield Variant(row, op, "error", case, number)
+
+
+def main_dtype(v: Variant) -> str:
+    """The dtype in which an op is checked most."""
+    return "float32" if "float32" in v.row.dtypes else (*v.row.dtypes, *v.row.int_dtypes, "float64")[0]
 
 
 def _with_arrays(case: Case) -> Case:

@@ -144,6 +144,7 @@ def run(kind: Any, size: int, dtype: str, zero: int, **how: Any) -> tuple[list[f
     return results[0][:2]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", KINDS)
 def test_bits_of_one_process(name: str, size: int) -> None:
@@ -170,6 +171,7 @@ def test_states_are_on_their_owner_alone() -> None:
     assert sum(sizes) == on_ranks(1, work)[0] and max(sizes) < 0.5 * sum(sizes)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", ["float32", "masters", "float16"])
 @pytest.mark.parametrize(("before", "after"), [((1, 1), (2, 1)), ((2, 1), (4, 1)), ((2, 1), (2, 0)), ((4, 0), (1, 1))])
 def test_states_go_on_with_other_ranks(name: str, before: tuple[int, int], after: tuple[int, int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -44,9 +45,16 @@ def expected(recipe: Path) -> str:
     return train(load(recipe, "whole")).state_hash
 
 
-@pytest.fixture
-def halved(recipe: Path, tmp_path: Path) -> Path:
-    """The folder of a run that was stopped after step 3, with the checkpoints of 2 and 3."""
+@pytest.fixture(scope="module")
+def stopped(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped after step 3, with the checkpoints of 2 and 3; not to be changed."""
+    output = tmp_path_factory.mktemp("stopped") / "run"
     with signal_in_step(3), pytest.raises(InterruptedRun):
-        train(load(recipe, str(tmp_path / "run")))
-    return tmp_path / "run"
+        train(load(recipe, str(output)))
+    return output
+
+
+@pytest.fixture
+def halved(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(stopped, tmp_path / "run"))

@@ -112,7 +112,7 @@ def test_the_base_model_does_not_answer_in_chats(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("full", ("optim.lr=4e-3",)), ("lora", ("optim.lr=1e-2", "lora={r: 16}"))],
+    [pytest.param("full", ("optim.lr=4e-3",), marks=pytest.mark.full), ("lora", ("optim.lr=1e-2", "lora={r: 16}"))],
     ids=["full", "lora"],
 )
 def test_held_out_chats_are_answered_right(folder: Path, kind: str, settings: tuple[str, ...]) -> None:

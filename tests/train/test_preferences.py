@@ -67,7 +67,12 @@ def test_a_packed_batch_has_the_log_probabilities_of_single_sequences(tmp_path: 
     assert lengths.sum() == batch.num_targets and objective.num_targets(batch) == len(batch.samples) == len(found)
 
 
-@pytest.mark.parametrize("how", [(), ("lora=null",), ("objective.reference=cached",), ("lora.use_dora=true",)])
+OTHER_WAYS = [(), ("objective.reference=cached",)]
+
+
+@pytest.mark.parametrize(
+    "how", [("lora=null",), ("lora.use_dora=true",), *(pytest.param(of, marks=pytest.mark.full) for of in OTHER_WAYS)]
+)
 def test_every_margin_is_exactly_0_before_the_first_step(recipe: Path, how: tuple[str, ...]) -> None:
     text = printed(recipe, "run", "train.threads=2", *how)
     assert EXACT in text and "warning" not in text
@@ -100,7 +105,7 @@ def test_a_continued_adapter_is_its_own_reference(recipe: Path) -> None:
     assert resumed.state_hash == train(load(recipe, "again", *QUIET, *start)).state_hash
 
 
-@pytest.mark.parametrize("how", [(), ("lora=null",)])
+@pytest.mark.parametrize("how", [pytest.param((), marks=pytest.mark.full), ("lora=null",)])
 def test_a_resumed_run_has_the_same_state_and_rows(recipe: Path, how: tuple[str, ...]) -> None:
     how = (*how, "train.steps=6", "train.accumulation_steps=2", "eval.every=2")
     whole = train(load(recipe, "whole", *QUIET, *how))

@@ -119,7 +119,7 @@ class TestDisk:
             train(config)
         removals = [n for n, call in enumerate(recorder.calls, start=1) if ".del-" in f"{call.path} {call.target}"]
         count = len(recorder.calls)
-        for number in [*range(1, count, count // 8), removals[0], removals[-1]]:
+        for number in [*range(1, count, count // 4), removals[0], removals[-1]]:
             shutil.rmtree(output, ignore_errors=True)
             code, told = errno.ENOSPC if number % 2 else errno.EIO, io.StringIO()
             with observed(FailAt(number, code)):

@@ -160,15 +160,6 @@ FREE: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def stopped(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `halved`, for tests that change nothing in it."""
-    output = tmp_path_factory.mktemp("stopped") / "run"
-    with signal_in_step(3), pytest.raises(InterruptedRun):
-        train(load(recipe, str(output)))
-    return output
-
-
 class TestChangedConfiguration:
     def test_every_setting_is_in_one_of_the_tables(self, recipe: Path) -> None:
         apart = ("lora.", "objective.")  # they have tests of their own

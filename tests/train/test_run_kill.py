@@ -51,7 +51,7 @@ def committed(calls: list[Call], output: Path) -> list[int]:
 
 @pytest.mark.parametrize(
     ("recipe_of", "every"),
-    [(make, 3), (make_lora, 24), pytest.param(make, 1, marks=pytest.mark.full)],
+    [(make, 9), (make_lora, 48), pytest.param(make, 1, marks=pytest.mark.full)],
     ids=["model", "adapter", "model at every call"],
 )
 def test_killed_at_the_calls_of_a_run(
@@ -123,7 +123,7 @@ def test_killed_at_the_calls_that_make_the_cache(forks: Forks, folder: Path) -> 
 @pytest.mark.parametrize(
     ("recipe_of", "kills", "steps"),
     # A kill comes at most 5.5 steps after the one before.
-    [(make, 6, 40), (make_chats, 3, 20), (make_pairs, 2, 13), pytest.param(make_pairs, 10, 60, marks=pytest.mark.full)],
+    [(make, 3, 20), (make_chats, 2, 13), (make_pairs, 1, 7), pytest.param(make_pairs, 10, 60, marks=pytest.mark.full)],
     ids=["model", "chats", "pairs", "pairs, ten times"],
 )
 def test_killed_at_random_instants(

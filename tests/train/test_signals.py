@@ -182,6 +182,7 @@ def test_the_check_fails_on_another_run(
         check_resumes(forks, recipe, tmp_path / "run", (expected[0], expected[1][:-1]))
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("place, step", [("step", 1), ("evaluation", 3), ("sampling", 3), ("saving", 2)])
 def test_a_signal_at_any_stage(
@@ -221,6 +222,7 @@ def test_a_second_signal_stops_now(
     check_resumes(forks, recipe, tmp_path, expected)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(
     "place, number",
     [
