@@ -27,7 +27,6 @@ from genesis.nn import functional as F
 from genesis.nn import fused
 from genesis.nn.quantized import QuantizedLinear
 from genesis.ops import fp8 as fp8_ops
-from genesis.ops.loss import chunk_rows
 from genesis_models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -464,20 +463,9 @@ class CausalLM(nn.Module):
     def loss_and_hits(self, input_ids: Tensor, labels: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return `[2]`: the summed loss, and how many targets have the largest logit of all tokens.
 
-        For evaluation: it computes logits in chunks of rows and does not synchronize. The loss has the bits of `loss`.
+        For evaluation: it has no gradients. The loss has the bits of `loss`.
         """
-        hidden, head = self.hidden_states(input_ids, position_ids), self.head_weight
-        loss = F.linear_cross_entropy(hidden, head, labels, shift=1, num_targets=1)
-        rows, targets = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # [N, H], [N]
-        if hidden.device.type == "cpu":  # counting targets on a device would synchronize
-            is_target = targets >= 0
-            rows, targets = rows[is_target], targets[is_target]
-        hits = genesis.zeros((), dtype=loss.dtype, device=loss.device)
-        size = chunk_rows(head.shape[0], hidden.dtype.itemsize)
-        for begin in range(0, len(targets), size):
-            likeliest = F.linear(rows[begin : begin + size], head).argmax(-1)
-            hits = hits + (likeliest == targets[begin : begin + size]).sum()
-        return genesis.stack([loss, hits])
+        return F.linear_loss_and_hits(self.hidden_states(input_ids, position_ids), self.head_weight, labels, shift=1)
 
     @overload
     def generate(self, prompt: str | Sequence[int], **settings: Unpack[Settings]) -> Generated: ...

@@ -56,6 +56,7 @@ __all__ = [
     "linear",
     "linear_cross_entropy",
     "linear_distillation",
+    "linear_loss_and_hits",
     "linear_token_log_probs",
     "log_softmax",
     "logsigmoid",
@@ -424,6 +425,10 @@ def linear_distillation(
 ) -> tuple[Tensor, Tensor]:
     """Return the divergence between a student and a teacher over the vocabulary, without logits, and three
     sums."""
+
+def linear_loss_and_hits(input: Tensor, linear_weight: Tensor, target: Tensor, *, shift: int = 0) -> Tensor:
+    """Return `[2]`: the summed loss of `linear_cross_entropy`, and how many targets are the likeliest class,
+    the first one of several. There are no gradients."""
 
 def linear_token_log_probs(
     input: Tensor,

@@ -20,7 +20,7 @@ from genesis.functions import pointwise as pw
 from genesis.functions.index import index_select
 from genesis.functions.linalg import linear
 from genesis.functions.reduce import log_softmax
-from genesis.functions.shape import expand
+from genesis.functions.shape import expand, stack
 from genesis.functions.surface import layer_function
 from genesis.ops import distillation as distillation_ops
 from genesis.ops import loss as loss_ops
@@ -270,6 +270,18 @@ def _chunked(
         attrs["weight_grad"] = False
     results = apply(loss_ops.linear_cross_entropy, x.reshape(-1, x.shape[-1]), weight, labels, *divisor, **attrs)
     return results[0] if isinstance(results, tuple) else results  # type: ignore[no-any-return]
+
+
+@layer_function
+def linear_loss_and_hits(input: Tensor, linear_weight: Tensor, target: Tensor, *, shift: int = 0) -> Tensor:
+    """Return `[2]`: the summed loss of `linear_cross_entropy`, and how many targets are the likeliest class, the first
+    one of several. There are no gradients.
+    """
+    rows = input.detach().reshape(-1, input.shape[-1])
+    attrs: dict[str, Any] = {"ignore_index": IGNORE, "shift": shift, "with_grads": False, "with_hits": True}
+    loss, hits = apply(loss_ops.linear_cross_entropy, rows, linear_weight.detach(), target, **attrs)
+    found: Tensor = stack([loss, hits.to(dtype=loss.dtype)])
+    return found
 
 
 @layer_function

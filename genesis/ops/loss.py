@@ -9,7 +9,7 @@ import numpy as np
 
 from genesis.array import Array, Spec, constant
 from genesis.backend.cpu import scratch
-from genesis.dtypes import INTEGER, float32, float64
+from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, IndexRangeError, ShapeError, UsageError
 from genesis.op import Context, Grads, gradient_like, op, registry
 from genesis.ops.blocks import each_block, sweep, upcast
@@ -187,12 +187,13 @@ def _linear_infer(
     weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
+    with_hits: bool = False,
 ) -> tuple[Spec, ...]:
     _check_head("linear_cross_entropy", x, weight, labels)
     if isinstance(divisor, Array) and divisor.ndim:
         raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape} but must be one number")
     grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype))
-    return _sum_type(x), *grads[: int(with_grads) * (1 + weight_grad)]
+    return _sum_type(x), *([Spec((), int64)] * with_hits), *grads[: int(with_grads) * (1 + weight_grad)]
 
 
 def _linear_vjp(ctx: Context, g: Array, *_: None) -> Grads:
@@ -235,6 +236,7 @@ def linear_cross_entropy(
     weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
+    with_hits: bool = False,
 ) -> None:
     """Cross entropy of logits x·weightᵀ, summed and divided, computed in chunks of tokens.
 
@@ -249,13 +251,15 @@ def linear_cross_entropy(
         divisor: number by which the sum is divided; receives no gradient.
         mean: without a divisor, divide by the number of rows that are not ignored.
         shift: row t has the label t + `shift`, and the last `shift` rows have none; 1 predicts the next token.
+        with_hits: without gradients, also return how many labels have the largest logit, the first one of several.
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     loss, dx, dw = (*results, None, None)[:3]
+    hits, dx = (dx, None) if with_hits else (None, dx)
     labels = _shifted(labels, shift, ignore_index)
     count = np.count_nonzero(labels != ignore_index)
     share = np.asarray(count if divisor is None and mean else 1 if divisor is None else divisor, _wide(x))
-    chunks = _head_chunks("linear_cross_entropy", x, weight, labels, ignore_index, dx, dw, share)
+    chunks = _head_chunks("linear_cross_entropy", x, weight, labels, ignore_index, dx, dw, share, hits=hits)
     total = sum((float(losses.sum()) for _, losses in chunks), 0.0)
     with np.errstate(invalid="ignore", divide="ignore"):  # the mean of no rows is NaN
         loss[...] = np.float64(total) / np.float64(share)
@@ -276,8 +280,9 @@ def _head_chunks(
     dw: np.ndarray | None,
     divisors: np.ndarray,
     temperature: float = 1.0,
+    hits: np.ndarray | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each chunk of the rows with a label their indices and losses, and fill dx and dw where given.
+    """Yield for each chunk of the rows with a label their indices and losses, and fill dx, dw and hits where given.
 
     Args:
         divisors: what the gradients are divided by, `[]` or `[N]`.
@@ -285,8 +290,9 @@ def _head_chunks(
     vocabulary, acc = weight.shape[0], _wide(x)
     kept = np.flatnonzero(labels != ignore_index)
     _check_range(name, labels, labels != ignore_index, vocabulary)
-    if dx is not None:
-        dx.fill(0)
+    for result in (dx, hits):
+        if result is not None:
+            result.fill(0)
     if dw is not None and not kept.size:
         dw.fill(0)
     rows = chunk_rows(vocabulary, acc.itemsize)
@@ -300,6 +306,8 @@ def _head_chunks(
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
             if temperature != 1:
                 logits /= acc.type(temperature)
+            if hits is not None:
+                hits += np.count_nonzero(logits.argmax(1) == labels[chosen])
             losses, sums = _loss_rows(logits, labels[chosen], dx is not None or dw is not None)
             # Scale the narrow operands by 1 / (Σ e^x · divisor) rather than the logits.
             sums *= divisors[chosen, None] if divisors.ndim else divisors

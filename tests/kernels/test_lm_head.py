@@ -6,6 +6,7 @@ the embedding are accumulated.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,28 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     ]
     assert launched[2][1][2] is None
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
+
+
+@pytest.mark.parametrize("is_exact", (False, True))
+@pytest.mark.parametrize("size", (0.25, 8.0))
+def test_hits_leave_the_bits_of_the_loss(monkeypatch: pytest.MonkeyPatch, size: float, is_exact: bool) -> None:
+    """A label is a row's likeliest class, a later one of the same logit, in this tile or another, or drawn. With the
+    larger size, most rows overflow. Sums of small integers are exact.
+    """
+    monkeypatch.setattr(labelled, "MIN_ROWS", 128)
+    monkeypatch.setattr(loss, "WORKSPACE", 1)
+    rng = np.random.default_rng(1)
+    classes = rng.integers(-4, 5, (64, 16))
+    x = on_device(rng.integers(-4, 5, (200, 16)) * size, bfloat16)
+    weight = on_device(np.concatenate([classes] * 5) * size, bfloat16)  # 320 classes in tiles of 128
+    likeliest = (x.numpy().astype(np.float64) @ weight.numpy().astype(np.float64).T).argmax(1)
+    labels = on_device(np.choose(np.arange(200) % 4, [likeliest, likeliest + 64, likeliest + 128, rng.integers(320)]))
+    attrs: dict[str, Any] = {"ignore_index": -100, "with_grads": False}
+    with genesis.exact() if is_exact else nullcontext():
+        alone = registry["linear_cross_entropy"](x, weight, labels, **attrs)
+        found, hits = registry["linear_cross_entropy"](x, weight, labels, **attrs, with_hits=True)
+    assert found.item() == alone.item()
+    assert hits.item() == (labels.numpy() == likeliest).sum()
 
 
 @pytest.mark.parametrize("dtype", (bfloat16, pytest.param(float32, marks=pytest.mark.full)))

@@ -19,7 +19,7 @@ MEASURING = (
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (5_045, MEASURING),
-    "kernels": (15_593, ("genesis/kernels/",)),
+    "kernels": (15_627, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_860, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
@@ -27,16 +27,16 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (6_079, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_959, ("genesis/compiler/",)),
-    "core and nn": (28_160, ("genesis/",)),
+    "core and nn": (28_176, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_712, ("models/", "cli/", "configs/")),
+    "models and commands": (9_700, ("models/", "cli/", "configs/")),
     "docstrings": (15_420, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_144, ("benchmarks/",)),
-    "tests": (92_290, ("tests/",)),
+    "tests": (92_332, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -81,6 +81,16 @@ def copy_row(p_y, p_x, factor, read, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def first_top(p_x, count, BLOCK: tl.constexpr):
+    """Return the maximum of the first `count` elements of a row, -∞ of none."""
+    top = tl.full((), -float("inf"), p_x.dtype.element_ty)
+    for start in range(0, count, BLOCK):
+        i = start + tl.arange(0, BLOCK)  # [BLOCK]
+        top = tl.maximum(top, tl.max(tl.load(p_x + i, mask=i < count, other=-float("inf")), 0))
+    return top
+
+
+@triton.jit
 def begins_padding(i_row, p_limit):
     """Return whether row i_row of a chunk and all that follow are not read."""
     return i_row >= (tl.num_programs(0) if p_limit is None else tl.cdiv(tl.load(p_limit), PAD) * PAD)

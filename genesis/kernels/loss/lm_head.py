@@ -45,7 +45,7 @@ from genesis.kernels import maths
 from genesis.kernels.elements import TRITON, converted
 from genesis.kernels.gemm.gemm import accumulate, grouped_tile
 from genesis.kernels.gemm.tiles import GemmTile, epilogue_slices, fitted
-from genesis.kernels.loss.labelled import ROW_WIDTH, LabelledRows, begins_padding, can_limit, copy_row
+from genesis.kernels.loss.labelled import ROW_WIDTH, LabelledRows, begins_padding, can_limit, copy_row, first_top
 
 LOG2_E = 1.4426950408889634
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -153,23 +153,30 @@ def store_pieces(b_e, d_e, o_m, o_n, BM: tl.constexpr, BN: tl.constexpr, PIECES:
 
 
 @triton.jit
-def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
+def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, p_own, i_m, i_n, tiles_n, m, n, scale,
                  EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECES: tl.constexpr):  # fmt: skip
-    """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given. With p_labels, the
-    statistics are those of `tile_statistics`, and the logits of the labels in this tile are stored.
+    """Store the statistics of a tile of logits b_x [BM, BN], and its exponentials if `d_e` is given. With p_logits, the
+    statistics are those of `tile_statistics`, and the logits of the labels in this tile are stored. With p_own, those
+    logits are stored there if no class before the label in this tile has as large a logit, otherwise NaN.
     """
     o_m = i_m * BM + tl.arange(0, BM)  # [BM]
     reference = tl.load(p_references + o_m, mask=o_m < m, other=float("inf"))  # [BM]
     if not EVEN:
         b_x = tl.where((i_n * BN + tl.arange(0, BN) < n)[None, :], b_x, -float("inf"))
     o_s = o_m.to(tl.int64) * tiles_n + i_n  # [BM]
-    if p_labels is None:
+    if p_labels is not None:
+        o_n = tl.arange(0, BN)[None, :]  # [1, BN]
+        b_label = tl.load(p_labels + o_m, mask=o_m < m, other=-1) - i_n * BN  # [BM]
+        b_logit = tl.sum(tl.where(o_n == b_label[:, None], b_x, 0.0), 1)  # [BM]
+        m_label = (b_label >= 0) & (b_label < BN)  # [BM]
+        if p_own is not None:
+            b_before = tl.max(tl.where(o_n < b_label[:, None], b_x, -float("inf")), 1)  # [BM]
+            tl.store(p_own + o_m, tl.where(b_before < b_logit, b_logit, float("nan")), mask=m_label)
+    if p_logits is None:
         b_e = tl.exp2(b_x * scale - reference[:, None])  # [BM, BN]
         b_top, b_sum = tl.max(b_x, 1), tl.sum(b_e, 1)  # [BM] each
     else:
-        b_label = tl.load(p_labels + o_m, mask=o_m < m, other=-1) - i_n * BN  # [BM]
-        b_logit = tl.sum(tl.where(tl.arange(0, BN)[None, :] == b_label[:, None], b_x, 0.0), 1)  # [BM]
-        tl.store(p_logits + o_m, b_logit, mask=(b_label >= 0) & (b_label < BN))
+        tl.store(p_logits + o_m, b_logit, mask=m_label)
         b_top, b_e, b_sum = tile_statistics(b_x, scale)
         if d_e is not None:
             b_e = b_e * tl.exp2(b_top * scale - reference)[:, None]  # [BM, BN]
@@ -180,14 +187,14 @@ def exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i
 
 
 @triton.jit(do_not_specialize=["n", "k"])
-def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, p_limit, n, k,
-                       scale, DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, TILE: tl.constexpr,
+def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow, p_labels, p_logits, p_own, p_limit, n,
+                       k, scale, DOT: tl.constexpr, EVEN: tl.constexpr, RECOMPUTE: tl.constexpr, TILE: tl.constexpr,
                        PIECES: tl.constexpr):  # fmt: skip
     """Store for each tile of x·weightᵀ the maximum and Σ e^(x - c) of each row, [m, tiles], and e^(x - c) if `d_e` is
     given. The number m is at `p_limit`.
 
     Args:
-        p_labels: labels of the rows, for statistics in one order; see `exp_epilogue`.
+        p_labels: labels of the rows, if p_logits or p_own is given; see `exp_epilogue`.
         DOT, TILE: as for `accumulate`.
         EVEN: BN divides n.
         RECOMPUTE: compute only blocks with overflowed rows.
@@ -204,8 +211,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             _, i_m, i_n = grouped_tile(i_tile, tiles_m, tiles_n, "one")
             if tl.load(p_overflow + 1 + i_m) != 0:
                 b_x = accumulate(d_x, d_w, 0, (), i_m * BM, i_n * BN, 0, steps, OF_X, OF_W, DOT, TILE)  # [BM, BN]
-                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n,
-                             scale, EVEN, BM, BN, PIECES)  # fmt: skip
+                exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, p_own, i_m, i_n, tiles_n, m,
+                             n, scale, EVEN, BM, BN, PIECES)  # fmt: skip
     else:
         # The epilogue has its own tile counter. With a shared one, loads of the next tile would wait for this store.
         i_stored = start - programs
@@ -214,8 +221,8 @@ def lm_head_exp_kernel(d_x, d_w, d_e, p_maxima, p_sums, p_references, p_overflow
             b_x = accumulate(d_x, d_w, 0, (), i_m * BM, i_n * BN, 0, steps, OF_X, OF_W, DOT, TILE)  # [BM, BN]
             i_stored += programs
             _, i_m, i_n = grouped_tile(i_stored, tiles_m, tiles_n, "one")
-            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, i_m, i_n, tiles_n, m, n, scale,
-                         EVEN, BM, BN, PIECES)  # fmt: skip
+            exp_epilogue(b_x, d_e, p_maxima, p_sums, p_references, p_labels, p_logits, p_own, i_m, i_n, tiles_n, m, n,
+                         scale, EVEN, BM, BN, PIECES)  # fmt: skip
 
 
 # --- Loss and gradients -----------------------------------------------------------------------------------------------
@@ -245,12 +252,13 @@ def store_label_gradient(p_e, others, label, i_own, classes, BN: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["first", "tiles", "classes"])
-def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_numbers, p_row_labels, p_total, p_limit, first,
-                       p_overflow, p_maxima, p_sums, p_e, p_g, tiles, classes, se, sg, scale, RECOMPUTE: tl.constexpr,
-                       EXACT: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store the loss of a row at its place, and flag the row if it overflowed. If `p_e` is given, also store g / S and
-    the label's element of E, for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that are not
-    flagged.
+def finish_rows_kernel(p_losses, p_hits, p_own, p_factors, p_references, p_logits, p_numbers, p_row_labels, p_total,
+                       p_limit, first, p_overflow, p_maxima, p_sums, p_e, p_g, tiles, classes, se, sg, scale,
+                       RECOMPUTE: tl.constexpr, EXACT: tl.constexpr, TILE: tl.constexpr,
+                       BLOCK: tl.constexpr):  # fmt: skip
+    """Store the loss of a row at its place, and flag the row if it overflowed. In `p_hits`, if given, store whether the
+    label is the first class with the largest logit. If `p_e` is given, also store g / S and the label's element of E,
+    for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that are not flagged.
 
     Args:
         EXACT: the statistics are those of `tile_statistics`.
@@ -289,6 +297,9 @@ def finish_rows_kernel(p_losses, p_factors, p_references, p_logits, p_numbers, p
     else:  # compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed
         loss = tl.log(total) - (tl.load(p_logits + i_row) * scale - reference) * LN_2
     tl.store(p_losses + i_place, tl.where(infinite, float("nan"), loss))
+    if p_hits is not None:
+        is_hit = (tl.load(p_own + i_row) == maximum) & (first_top(p_maxima, i_own, BLOCK) < maximum)
+        tl.store(p_hits + i_place, converted(is_hit, tl.float32))
     if p_e is not None:
         factor = tl.where(infinite, float("nan"), 1 / total)
         if p_g is not None:
@@ -314,7 +325,7 @@ class Head:
     """Buffers for a chunk of rows of x, and the launches that fill them.
 
     Attributes:
-        losses: losses of all rows, `[tokens]` float32; those without a label are not written.
+        losses, hits: of all rows, `[tokens]` float32; those without a label are not written.
         dense: the chunk's rows of x, `[rows, width]`.
         factors: g / S, `[rows]` float32; g is the weight of a row's gradient.
         references: references in powers of 2, `[rows]` float32.
@@ -325,13 +336,16 @@ class Head:
         memory: exponentials `[rows, classes]` in x's type, with padded rows; None without gradients.
     """
 
-    def __init__(self, losses: Array, x: Array, weight: Array, chosen: LabelledRows, with_grads: bool) -> None:
+    def __init__(
+        self, losses: Array, x: Array, weight: Array, chosen: LabelledRows, with_grads: bool, hits: Array | None = None
+    ) -> None:
         self.losses, self.x, self.weight, self.chosen, rows, device = losses, x, weight, chosen, chosen.rows, x.device
         self.tile = fitted(tile_of(rows), x.dtype.itemsize, backend_of(device).driver.properties.shared_memory)
         self.tiles = triton.cdiv(weight.shape[0], self.tile.bn)
         self.scale, self.exact = LOG2_E / chosen.settings.temperature, mode.exact
         self.dense = empty((rows, x.shape[1]), x.dtype, device)
         self.factors, self.references, self.logits = (empty((rows,), float32, device) for _ in range(3))
+        self.hits, self.own = hits, hits and empty((rows,), float32, device)
         self.overflow = empty((1 + triton.cdiv(rows, self.tile.bm),), int32, device)
         self.maxima, self.sums = (empty((rows, self.tiles), float32, device) for _ in range(2))
         step = -(-weight.shape[0] // GRAIN) * GRAIN
@@ -364,8 +378,9 @@ class Head:
             lm_head_exp_kernel, min(programs, triton.cdiv(x.shape[0], t.bm) * self.tiles),
             Descriptor(x, x.shape, x.strides, (t.bm, t.bk)), Descriptor(w, w.shape, w.strides, (t.bn, t.bk)),
             memory and Descriptor(memory, memory.shape, memory.strides, (t.bm, columns)), self.maxima, self.sums,
-            self.references, self.overflow, *((labels, self.logits) if self.exact else (None, None)), limit, classes,
-            width, self.scale, DOT=(TRITON[dot.name], "ieee", None), EVEN=classes % t.bn == 0, RECOMPUTE=recompute,
+            self.references, self.overflow, labels if self.exact or self.own else None,
+            self.logits if self.exact else None, self.own, limit, classes, width, self.scale,
+            DOT=(TRITON[dot.name], "ieee", None), EVEN=classes % t.bn == 0, RECOMPUTE=recompute,
             TILE=(t.bm, t.bn, t.bk), PIECES=t.bn // columns, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
 
@@ -373,8 +388,8 @@ class Head:
         memory, chosen, g = self.memory, self.chosen, self.chosen.settings.weights
         se, sg = (0 if a is None else a.strides[0] for a in (memory, g))
         launch(
-            finish_rows_kernel, chosen.rows, self.losses, self.factors, self.references, self.logits,
-            *chosen.arguments(chunk), self.overflow, self.maxima, self.sums, memory, g, self.tiles,
+            finish_rows_kernel, chosen.rows, self.losses, self.hits, self.own, self.factors, self.references,
+            self.logits, *chosen.arguments(chunk), self.overflow, self.maxima, self.sums, memory, g, self.tiles,
             chosen.settings.classes, se, sg, self.scale, RECOMPUTE=recompute, EXACT=self.exact,
             TILE=(self.tile.bm, self.tile.bn), BLOCK=self._block, num_warps=4,
         )  # fmt: skip

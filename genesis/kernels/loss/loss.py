@@ -34,6 +34,7 @@ from genesis.kernels.loss.labelled import (
     begins_padding,
     can_limit,
     chunk_rows,
+    first_top,
 )
 from genesis.kernels.loss.lm_head import Head, is_supported
 from genesis.kernels.pointwise.elementwise import elementwise, identity
@@ -193,10 +194,11 @@ def cross_entropy_backward(
 
 
 @triton.jit(do_not_specialize=["first", "classes"])
-def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_numbers, p_row_labels, p_total, p_limit, first, p_g, classes, sd, sg,
-                               GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store the losses of a chunk's rows of logits, at their places. With GRADS overwrite the logits with their
-    gradients in the type of `p_d`, times g if `p_g` is given; zeros follow the rows.
+def chunk_cross_entropy_kernel(p_loss, p_hits, p_d, p_x, p_numbers, p_row_labels, p_total, p_limit, first, p_g, classes,
+                               sd, sg, GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store the losses of a chunk's rows of logits, at their places, and if `p_hits` is given, whether the label is the
+    first class with the largest logit. With GRADS overwrite the logits with their gradients in the type of `p_d`, times
+    g if `p_g` is given; zeros follow the rows.
 
     A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
     orders all loads before all stores.
@@ -211,7 +213,11 @@ def chunk_cross_entropy_kernel(p_loss, p_d, p_x, p_numbers, p_row_labels, p_tota
     label = tl.load(p_row_labels + i_local, mask=is_there, other=0)
     top, sums, _ = online_softmax(p_row, classes, 1, False, WORK, BLOCK, True)
     lse = logsumexp(top, sums)
-    tl.store(p_loss + i_row, lse - tl.load(p_row + label), mask=is_there)
+    logit = tl.load(p_row + label)
+    tl.store(p_loss + i_row, lse - logit, mask=is_there)
+    if p_hits is not None:
+        is_hit = (logit == top) & (first_top(p_row, label, BLOCK) < top)
+        tl.store(p_hits + i_row, converted(is_hit, WORK), mask=is_there)
     if GRADS:
         # Triton gives tiles of one size the same layout. That of gradients would change the order of the sums above.
         HALF: tl.constexpr = BLOCK // 2
@@ -268,6 +274,7 @@ def divisor_kernel(p_o, p_divisor, number):
 def linear_cross_entropy(
     out: Array | tuple[Array, ...], x: Array, weight: Array, labels: Array, divisor: Array | float | None = None, *,
     ignore_index: int, with_grads: bool, weight_grad: bool = True, mean: bool = False, shift: int = 0,
+    with_hits: bool = False,
 ) -> None:  # fmt: skip
     """Compute the cross-entropy of logits x·weightᵀ, summed and divided. With `with_grads` also compute dx and, with
     `weight_grad`, dweight, which takes one of the three GEMMs.
@@ -276,9 +283,13 @@ def linear_cross_entropy(
     `lm_head.py` dweight is rounded to bfloat16 after each chunk, which adds an error of half an ulp per chunk.
     """
     loss, dx, dw = (*out, None)[:3] if isinstance(out, tuple) else (out, None, None)
+    found, dx = (dx, None) if with_hits else (None, dx)
+    hits = found and empty(x.shape[:1], work_type(x.dtype), x.device)
     chosen = _chosen(x, weight, Labels(labels, shift, ignore_index, weight.shape[0]), with_grads)
     number, scale = _divisor(chosen.total if mean and divisor is None else divisor, x)
-    _sum_losses(loss, _losses(dx, dw, x, weight, chosen, scale), number, x.shape[0])
+    _sum_losses(loss, _losses(dx, dw, x, weight, chosen, scale, hits), number, x.shape[0])
+    if found and hits:
+        _sum_losses(found, hits, None, x.shape[0])
 
 
 def _clear(*results: Array | None) -> None:
@@ -331,9 +342,10 @@ def _chosen(x: Array, weight: Array, labels: Labels, with_grads: bool) -> Labell
 
 
 def _losses(
-    dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows, scale: Array | float
-) -> Array:
-    """Return the losses `[N]`, 0 without a label, and store dx and dw, times `scale`, where given."""
+    dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows, scale: Array | float,
+    hits: Array | None = None,
+) -> Array:  # fmt: skip
+    """Return the losses `[N]`, 0 without a label. Where given, store dx and dw, times `scale`, and `hits` `[N]`."""
     losses = empty(x.shape[:1], work_type(x.dtype), x.device)
     if mode.exact and not is_supported(x, weight):
         what = f"{chosen.settings.op}: genesis.exact needs bfloat16, rows that begin at multiples of 16 bytes and a GPU"
@@ -341,19 +353,19 @@ def _losses(
             f"{what} with compute capability 9.0; got {x.dtype.name}", next="convert them, or leave genesis.exact"
         )
     is_empty = not weight.size or not x.shape[0]
-    _clear(losses, dx, dw if is_empty else None)
+    _clear(losses, hits, dx, dw if is_empty else None)
     if not is_empty:
         compute = _with_head if is_supported(x, weight) else _with_logits
-        compute(losses, dx, dw, x if x.strides[1] == 1 else contiguous(x), weight, chosen, scale)
+        compute(losses, hits, dx, dw, x if x.strides[1] == 1 else contiguous(x), weight, chosen, scale)
     return losses
 
 
 def _with_head(
-    losses: Array, dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows,
-    scale: Array | float,
+    losses: Array, hits: Array | None, dx: Array | None, dw: Array | None, x: Array, weight: Array,
+    chosen: LabelledRows, scale: Array | float,
 ) -> None:  # fmt: skip
     """Implement `_losses` for bfloat16 on a device with TMA (`lm_head.py`)."""
-    head = Head(losses, x, weight, chosen, dx is not None or dw is not None)
+    head = Head(losses, x, weight, chosen, dx is not None or dw is not None, hits)
     for chunk in range(chosen.chunks):
         head.begin(chunk)
         head.forward(chunk)
@@ -383,8 +395,8 @@ def add_gradients(
 
 
 def _with_logits(
-    losses: Array, dx: Array | None, dw: Array | None, x: Array, weight: Array, chosen: LabelledRows,
-    scale: Array | float,
+    losses: Array, hits: Array | None, dx: Array | None, dw: Array | None, x: Array, weight: Array,
+    chosen: LabelledRows, scale: Array | float,
 ) -> None:  # fmt: skip
     """Implement `_losses` for any type and layout. Gradients overwrite the logits."""
     classes, rows, device, work = weight.shape[0], chosen.rows, x.device, losses.dtype
@@ -400,7 +412,7 @@ def _with_logits(
         limit = chosen.limit("m", chunk)
         matmul_into(logits, dense, transposed(weight), alpha=1 / chosen.settings.temperature, limit=limit)
         launch(
-            chunk_cross_entropy_kernel, rows, losses, grads, logits, *chosen.arguments(chunk), g, classes,
+            chunk_cross_entropy_kernel, rows, losses, hits, grads, logits, *chosen.arguments(chunk), g, classes,
             ratio * classes, 0 if g is None else g.strides[0], GRADS=dx is not None or dw is not None,
             WORK=TRITON[work.name], BLOCK=block, num_warps=_warps(block),
         )  # fmt: skip

@@ -95,8 +95,9 @@ def linear_cross_entropy_oracle(
     weight_grad: bool = True,
     mean: bool = False,
     shift: int = 0,
+    with_hits: bool = False,
 ) -> Any:
-    total, dx, dw = 0.0, np.zeros_like(x), np.zeros_like(weight)
+    total, hits, dx, dw = 0.0, 0, np.zeros_like(x), np.zeros_like(weight)
     length, targets = labels.shape[-1], {}
     for place in np.ndindex(labels.shape):
         if place[-1] >= shift and labels[place] != ignore_index:
@@ -106,6 +107,7 @@ def linear_cross_entropy_oracle(
         logits = weight @ x[n]
         p = np.exp(logits - logits.max())
         total -= math.log(p[label] / p.sum())
+        hits += int(logits.argmax() == label)
         d = p / p.sum()
         d[label] -= 1
         dx[n] = d @ weight
@@ -114,9 +116,19 @@ def linear_cross_entropy_oracle(
     count = int(with_grads) * (1 + weight_grad)
     if not targets:
         loss = np.asarray(0.0 if share else math.nan)
-        return (loss, dx, dw)[: 1 + count] if with_grads else loss
+        return (loss, dx, dw)[: 1 + count] if with_grads else (loss, hits) if with_hits else loss
     loss = np.asarray(total / share)
-    return (loss, dx / share, dw / share)[: 1 + count] if with_grads else loss
+    return (loss, dx / share, dw / share)[: 1 + count] if with_grads else (loss, hits) if with_hits else loss
+
+
+def heads_with_hits(rng: np.random.Generator) -> list[Case]:
+    """Cases without gradients that count hits; in the last, several classes of each row have the largest logit."""
+    cases = linear_cross_entropies(rng, (False,))
+    x, weight, labels = np.abs(normal(rng, 6, 8)), np.zeros((300, 8)), np.array([2, 139, 290, 141, 140, 141])
+    x[4:] *= -1
+    weight[[2, 139, 290]], weight[[140, 141]] = 1.0, -1.0
+    cases += [Case((x, weight, labels), cases[0].attrs)]
+    return [Case(case.inputs, {**case.attrs, "with_hits": True}) for case in cases]
 
 
 def frozen_heads(rng: np.random.Generator) -> list[Case]:
@@ -303,6 +315,13 @@ LOSS_ROWS = [
         frozen_heads,
         grads=lambda rng: [c for c in frozen_heads(rng) if c.inputs[0].size and c.attrs.get("shift") != 4][:3],
         wrt=(0,),
+        reduction=lambda case: 4 * max(case.inputs[1].size, 1) * max(len(case.inputs[2]), 1),
+        inner=2,
+    ),
+    Rows(
+        "linear_cross_entropy",
+        linear_cross_entropy_oracle,
+        heads_with_hits,
         reduction=lambda case: 4 * max(case.inputs[1].size, 1) * max(len(case.inputs[2]), 1),
         inner=2,
     ),
