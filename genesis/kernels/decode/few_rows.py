@@ -9,10 +9,10 @@ waits for the previous one. If no earlier kernel writes weights (`mode.fixed_wei
 before it waits.
 
 Every program multiplies all of K for BN rows of W, so no partial sums are left to combine. Rows of 2-byte floats run on
-the tensor cores (few_rows_mma.py, or one_row_mma.py for one row). Float32, and rows whose size is not a multiple of 16
-bytes, run on the CUDA cores (few_rows_fma.py). The factors 1 / rms of a norm are applied to the finished sums, so x is
-read once. In float16 x·scale could overflow, so float16 with a norm runs on the CUDA cores, which compute in float32.
-Sums are float32.
+the tensor cores (few_rows_mma.py, or one_row_mma.py for one row). One row of float32, or whose size is not a multiple
+of 16 bytes, runs on the CUDA cores (few_rows_fma.py); more of them are left to `gemm/`. The factors 1 / rms of a norm
+are applied to the finished sums, so x is read once. In float16 x·scale could overflow: one row with a norm runs on the
+CUDA cores, which compute in float32, and more rows are normalised by a kernel of their own. Sums are float32.
 
 The result of a row does not depend on the other rows. The order of its sums differs between 1 row, up to 8, up to 16
 and up to 32 rows.
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from genesis.array import Array
+from genesis.array import Array, empty
 from genesis.backend import mode
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.launch import launch
@@ -35,10 +35,10 @@ from genesis.kernels.decode.few_rows_mma import few_rows_mma_kernel
 from genesis.kernels.decode.one_row_mma import one_row_mma_kernel
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import as_matrix
+from genesis.kernels.norm.norm import rms_norm
 from genesis.ops.shape import columns, contiguous
 
 MAX_ROWS = 32
-FMA_ROWS = 4  # rows of x per program on the CUDA cores, if x has more than one row
 MMA_K = 32  # elements along K per step of a warp on the tensor cores
 ONE_ROW_K = 256  # the same for one row of x
 MAX_LOADS = 28  # the most loads of 16 bytes in flight per thread on the tensor cores
@@ -74,12 +74,12 @@ class Norm(NamedTuple):
 # --- Launching --------------------------------------------------------------------------------------------------------
 
 
-def choose_fma_tile(m: int, k: int, itemsize: int) -> FewRowsTile:
+def choose_fma_tile(k: int, itemsize: int) -> FewRowsTile:
     """Return a tile for the CUDA cores. A warp has one row of W, or a slice of a long one, so few loads are serial."""
     lanes, slices = 32 * 16 // itemsize, 1  # elements that a warp loads at once
     while slices < 4 and triton.cdiv(k, lanes * slices) > 4:
         slices *= 2
-    return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5 if m == 1 else 2))
+    return FewRowsTile(4 // slices, lanes * slices, 4, _balanced(k, lanes * slices, 5))
 
 
 def choose_one_row_tile(
@@ -172,25 +172,28 @@ def _balanced(k: int, step: int, most: int) -> int:
 
 
 def is_for_few_rows(x: Array, *weights: Array) -> bool:
-    """Return whether these kernels support x·Wᵀ: few rows, floats of at most 4 bytes, contiguous rows in all weights.
-    Ops that are recorded for a backward pass use the training kernels, so training results keep their bits. These
-    kernels add along K in several chains, so `genesis.exact` does not use them.
+    """Return whether these kernels support x·Wᵀ: one row of floats of at most 4 bytes, or few rows as `takes_mma` needs
+    them, and contiguous rows in all weights. Ops that are recorded for a backward pass use the training kernels, so
+    training results keep their bits. These kernels add along K in several chains, so `genesis.exact` does not use them.
     """
     return (
         not (mode.grad or mode.exact)
         and 0 < x.size <= MAX_ROWS * x.shape[-1]
         and x.dtype in (bfloat16, float16, float32)
         and all(w.size and w.strides[1] == 1 for w in weights)
+        and (x.size == x.shape[-1] or takes_mma(as_matrix(x), weights))
     )
 
 
-def takes_mma(x: Array, weights: Sequence[Array], norm: Norm | None) -> bool:
-    """Return whether rows allow loads of 16 bytes and the norm's product cannot overflow."""
-    return (
-        x.dtype.itemsize == 2
-        and (norm is None or (x.dtype is bfloat16 and norm.scale.data_ptr() % 16 == 0))
-        and all(a.data_ptr() % 16 == a.strides[0] % 16 == 0 for a in (x, *weights))
-    )
+def takes_mma(x: Array, weights: Sequence[Array]) -> bool:
+    """Return whether rows of a matrix x are 2-byte floats, and all rows can be loaded 16 bytes at a time."""
+    return x.dtype.itemsize == 2 and all(a.data_ptr() % 16 == a.strides[0] % 16 == 0 for a in (x, *weights))
+
+
+def _normalized(x: Array, norm: Norm) -> Array:
+    y = empty(x.shape, x.dtype, x.device)
+    rms_norm((y, empty(x.shape[:1], float32, x.device) if norm.rstd is None else norm.rstd), x, norm.scale, norm.eps)
+    return y
 
 
 def few_rows_into(
@@ -201,7 +204,7 @@ def few_rows_into(
 
     Args:
         out: `[M, N]` with contiguous rows and any row stride.
-        x: `[M, K]` with contiguous rows and any row stride; see `is_for_few_rows`.
+        x: `[M, K]` with contiguous rows and any row stride; one row, or rows for which `takes_mma` is true.
         weight: `[N, K]` with contiguous rows and any row stride, of x's dtype, int8 or e4m3.
         bias: `[N]`, contiguous.
         residual: array of out's shape and strides.
@@ -250,27 +253,30 @@ def _launch(
     n, itemsize = weight.shape[0], weight.dtype.itemsize
     sms = backend_of(x.device).driver.properties.sm_count
     # Choose the tile.
-    on_mma, t = takes_mma(x, weights, norm), tile
+    on_mma, t = takes_mma(x, weights), tile
+    if norm is not None and (x.dtype is not bfloat16 or norm.scale.data_ptr() % 16):  # its product could overflow
+        if m == 1:
+            on_mma = False
+        else:
+            x, norm = _normalized(x, norm), None
+    assert on_mma or m == 1, (x, weights)
     if t is None and on_mma and m == 1:
         t = choose_one_row_tile(n, k, itemsize, sms, len(weights), norm is not None)
     elif t is None and on_mma:
         t = choose_mma_tile(m, n, k, sms, len(weights), norm is not None)
-    t = t or choose_fma_tile(m, k, itemsize)
+    t = t or choose_fma_tile(k, itemsize)
     # Launch the kernel for one row, for the tensor cores or for the CUDA cores.
     scale, eps, rstd = norm or (None, 0.0, None)
     arrays: list[Any] = [out, h, rstd, x, weight, up, scale, bias, residual, w_scale]
-    sizes = m, n, x.strides[0], weight.strides[0], out.strides[0], float(eps)
     is_early = t.early or mode.fixed_weights
     constants: dict[str, Any] = {"OVERLAP": can_overlap(x), "EARLY": is_early, "BN": t.bn, "STEPS": t.steps}
     constants |= {"K": k, "num_warps": t.warps}
     grid = triton.cdiv(n, t.bn)
     if t.one_row:
         launch(one_row_mma_kernel, grid, *arrays, n, weight.strides[0], float(eps), BS=t.warps, **constants)
-        return
-    if on_mma and t.bk == MMA_K:
-        bm = max(8, triton.next_power_of_2(m))
-        launch(few_rows_mma_kernel, grid, *arrays, *sizes, BM=bm, BS=t.warps, **constants)
-        return
-    bm = 1 if m == 1 else FMA_ROWS
-    bw = min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk))
-    launch(few_rows_fma_kernel, grid * triton.cdiv(m, bm), *arrays, *sizes, BK=t.bk, BM=bm, BW=bw, **constants)
+    elif on_mma and t.bk == MMA_K:
+        strides, bm = (x.strides[0], weight.strides[0], out.strides[0]), max(8, triton.next_power_of_2(m))
+        launch(few_rows_mma_kernel, grid, *arrays, m, n, *strides, float(eps), BM=bm, BS=t.warps, **constants)
+    else:
+        bw = min(t.bn, max(1, t.warps * 32 * 16 // itemsize // t.bk))
+        launch(few_rows_fma_kernel, grid, *arrays, n, weight.strides[0], float(eps), BK=t.bk, BW=bw, **constants)

@@ -17,7 +17,7 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, float8_e4m3fn, float64
 from genesis.errors import DeviceError
-from genesis.kernels.decode.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into
+from genesis.kernels.decode.few_rows import MAX_ROWS, Norm, few_rows_into, few_rows_swiglu_into, takes_mma
 from genesis.kernels.elements import TRITON, as_matrix, converted
 from genesis.kernels.gemm.linalg import matmul_into
 from genesis.kernels.norm.norm import rms_norm
@@ -66,7 +66,8 @@ def quantized_linear(
     bias, residual, norm = (None if a is None else contiguous(a) for a in (bias, residual, norm))
     rows, y = as_matrix(x), as_matrix(out)
     gate_up = empty((y.shape[0], codes.shape[0]), x.dtype, x.device) if swiglu else y
-    if rows.shape[0] <= MAX_ROWS and x.dtype is not float64 and codes.size:
+    is_few = rows.shape[0] <= MAX_ROWS and x.dtype is not float64 and codes.size
+    if is_few and (rows.shape[0] == 1 or takes_mma(rows, [weight])):
         how = {"norm": None if norm is None else Norm(norm, eps), "w_scale": scale}
         if swiglu:
             few_rows_swiglu_into(y, gate_up, rows, *slices(weight, [y.shape[1]] * 2), **how)
