@@ -29,7 +29,12 @@ from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
 from genesis.kernels.gemm import copies, gemm
 from genesis.kernels.gemm.copies import MIN_EXTENT, aligned_columns, alignment_is_profitable
-from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
+from genesis.kernels.gemm.few_columns import (
+    MAX_EXACT_COLUMNS,
+    few_columns_tile,
+    gemm_few_columns,
+    is_for_few_columns,
+)
 from genesis.kernels.gemm.gemm import gemm_pointers, gemm_rank1, gemm_reduce_splits, gemm_tma
 from genesis.kernels.gemm.tf32_rs import gemm_tf32_rs_into
 from genesis.kernels.gemm.thin import thin_products_into
@@ -523,7 +528,7 @@ def _with_b_along_n(p: Gemm, e: Epilogue) -> tuple[Gemm, Epilogue]:
 
 def _b_copy_is_profitable(p: Gemm) -> bool:
     """Return whether B is K-major and copying it to MN-major saves more than it costs."""
-    if p.b.row != 1 or min((*p.b.batch, p.b.column)) < 0 or min(p.k, p.n) < MIN_EXTENT:
+    if p.b.row != 1 or min((*p.b.batch, p.b.column)) < 0 or p.k < MIN_EXTENT or p.n <= MAX_EXACT_COLUMNS:
         return False
     return p.matrices * p.m * p.n * p.k >= max(copies.MIN_MULTIPLY_ADDS, copies.MIN_USES * _b_elements(p))
 
