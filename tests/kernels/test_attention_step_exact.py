@@ -26,14 +26,20 @@ CUDA = Device("cuda", 0)
 
 
 def compiled() -> list[Any]:
-    """What the compiled kernel takes; for a process without the interpreter, which changes Triton."""
-    with collecting(Hopper) as found, no_grad(), exact():
-        out, qkv, cache = (empty(s, bfloat16, CUDA) for s in ((1, 4, 128), (1, 8, 128), (2, 1, 2, 512, 128)))
-        tables = [empty((512, 64), float32, CUDA) for _ in range(2)]
-        attention_step.attention_step_into(out, qkv, cache, empty((1,), int64, CUDA), *tables, scale=0.1, early=True)
-    ((kernel, signature),) = found.values()
-    made = compile.compile_kernel(kernel, signature, (9, 0))
-    return [kernel.fn.__name__, made.warps, made.shared]
+    """What the compiled kernel takes for an exact step of one row and for a plain step of many; for a process without
+    the interpreter, which changes Triton.
+    """
+    rows = []
+    for count, is_exact in ((1, True), (133, False)):
+        with collecting(Hopper) as found, no_grad(), exact(is_exact):
+            shapes = (count, 4, 128), (count, 8, 128), (2, count, 2, 512, 128)
+            out, qkv, cache = (empty(s, bfloat16, CUDA) for s in shapes)
+            tables, lengths = [empty((512, 64), float32, CUDA) for _ in range(2)], empty((count,), int64, CUDA)
+            attention_step.attention_step_into(out, qkv, cache, lengths, *tables, scale=0.1, early=True)
+        ((kernel, signature),) = found.values()
+        made = compile.compile_kernel(kernel, signature, (9, 0))
+        rows.append([kernel.fn.__name__, made.warps, made.shared])
+    return rows
 
 
 def test_it_compiles() -> None:
@@ -41,14 +47,15 @@ def test_it_compiles() -> None:
     program = "import json; from tests.kernels.test_attention_step_exact import compiled; print(json.dumps(compiled()))"
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    name, warps, shared = json.loads(done.stdout)
-    assert (name, warps) == ("attention_step_exact_kernel", 4)
-    assert shared <= H200.shared_memory
+    for (name, warps, shared), resident in zip(json.loads(done.stdout), (1, 3), strict=True):
+        assert (name, warps) == ("attention_step_exact_kernel", 4)
+        assert resident * shared <= H200.shared_memory
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "group", "norms", "window", "times"), [
-    (64, 7, False, 0, 1), (64, 16, False, 100, 1), (64, 7, False, 0, 9), (128, 2, True, 0, 1), (256, 4, True, 512, 1),
+    (64, 7, False, 0, 1), (64, 16, False, 100, 1), (64, 7, False, 0, 9), (64, 4, False, 0, 17), (128, 2, True, 0, 1),
+    (128, 2, True, 300, 17), (256, 4, True, 512, 1),
 ])  # fmt: skip
 def test_it_has_the_bits_of_one_warp(
     size: int, group: int, norms: bool, window: int, times: int, monkeypatch: pytest.MonkeyPatch

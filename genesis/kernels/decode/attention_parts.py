@@ -52,19 +52,6 @@ def prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP: tl.constexpr,
 
 
 @triton.jit
-def prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP: tl.constexpr,
-                   SIZE: tl.constexpr, PART: tl.constexpr, BN: tl.constexpr):  # fmt: skip
-    """Prefetch a part to L2 while the previous kernel runs. That kernel may still change the length, so the length read
-    by this function only selects what to prefetch.
-    """
-    if OVERLAP:
-        early = tl.load(p_length, cache_modifier=".cg")
-        early = tl.where((early >= 0) & (early < capacity), early, 0).to(tl.int32)
-        begin, end, _ = part_of(early, window, i_split, splits, PART, BN)
-        prefetch_part(p_keys, p_values, begin, end, so_cache, OVERLAP, SIZE, PART)
-
-
-@triton.jit
 def saturated(b_x, TYPE: tl.constexpr):
     """Cast to the cache's type. In e4m3 larger numbers become the largest one. NaN is kept."""
     if tl.float8e4nv == TYPE:

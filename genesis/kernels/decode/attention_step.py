@@ -41,7 +41,6 @@ from genesis.kernels.attention.problem import padded_head_dim
 from genesis.kernels.decode.attention_parts import (
     end_part,
     part_of,
-    prefetch_early,
     prefetch_part,
     saturated,
     store_heads,
@@ -133,16 +132,12 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     pairs = tl.num_programs(0) // splits
     i_pair, i_split = tl.program_id(0) % pairs, tl.program_id(0) // pairs
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
-
     p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
     p_values = p_keys + so_cache[0]
     allow_next(OVERLAP)
     if not EARLY:
-        p_length = p_lengths + i_row
-        prefetch_early(p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP, SIZE, PART, BN)
         wait_for_previous(OVERLAP)
         b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
-
     # Find this program's keys, and load the first of them.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
@@ -171,7 +166,6 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         b_query, b_query_pairs, b_w, b_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, False, WORK, SIZE
     )  # fmt: skip
     b_operand = operand(b_q, TYPE)  # [BM, BD]
-
     # Compute the online softmax over the keys in the cache, in units of log2.
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
@@ -188,7 +182,6 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         b_max, b_sum, b_acc = attend(
             b_operand, b_k, b_v, m_key, b_max, b_sum, b_acc, scale_log2, TYPE, WORK, PRECISION
         )  # fmt: skip
-
     # Add the token's own key and value to the last part. No program of this launch reads them from memory.
     b_k = prepared_heads(  # [1, BD]
         b_key, b_key_pairs, b_key_w, b_key_w_pairs, b_cos, b_sin, eps, NORMS, ROTATES, False, WORK, SIZE
@@ -204,7 +197,6 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
     b_p, b_rescale = fast_exp2(b_own - b_new_max), fast_exp2(b_max - b_new_max)  # [BM] each
     b_acc = b_acc * b_rescale[:, None] + b_p[:, None] * b_v  # [BM, BD]
     b_sum = b_sum * b_rescale + b_p  # [BM]
-
     # Store the result, or this program's part of it.
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if active == 1:
@@ -327,7 +319,7 @@ def attention_step_into(
     qkv, lengths, *rest = (
         None if x is None else contiguous(x) for x in (qkv, lengths, cos, sin, query_weight, key_weight, active)
     )
-    if tile is None and takes_blocks(qkv):
+    if tile is None and takes_blocks(qkv, cache):
         _launch_blocks(out, qkv, cache, lengths, *rest, scale=scale, window=window, eps=eps, early=early)
         return
     # Choose the tile, and allocate the parts.
@@ -363,9 +355,10 @@ def attention_step_into(
     )  # fmt: skip
 
 
-def takes_blocks(qkv: Array) -> bool:
-    """Return whether attention_step_blocks.py computes a step: for 2-byte floats under `genesis.exact`."""
-    return mode.exact and qkv.dtype.itemsize == 2
+def takes_blocks(qkv: Array, cache: Array) -> bool:
+    """Return whether four warps or one compute a step: if it is exact, or if there are many heads of 128 values."""
+    is_many = cache.shape[-1] == 128 and cache.shape[1] * cache.shape[2] > 2 * SMS
+    return qkv.dtype.itemsize == 2 and (mode.exact or (is_many and takes_four_warps(qkv, cache)))
 
 
 def _launch_blocks(
@@ -379,11 +372,12 @@ def _launch_blocks(
     arguments = out, qkv, cache, lengths, *rest, capacity, window or None, *numbers
     heads, overlaps = (key_heads, group, size), (can_overlap(qkv), early)
     if takes_four_warps(qkv, cache):
-        # Blocks in flight: 128 KiB if each program has an SM, otherwise so few that several programs share an SM.
-        stages = 512 // size if pairs <= SMS else max(2, 192 // size)
+        # A program alone on an SM has 128 KiB in flight, one of two 64 KiB, others as little as they need.
+        length = max((256 if pairs <= SMS else 128 if pairs <= 2 * SMS else 64) // size, 1)  # blocks of a round
+        stages = 2 if pairs <= 2 * SMS else max(2, 192 // size)
         launch(
             attention_step_exact_kernel, pairs, *arguments, HEADS=heads, BM=max(8, triton.next_power_of_2(group)),
-            STAGES=stages, LAUNCH=overlaps, num_warps=WARPS.value,
+            STAGES=stages, ROUND=length, LAUNCH=overlaps, num_warps=WARPS.value,
         )  # fmt: skip
         return
     launch(

@@ -34,7 +34,6 @@ from genesis.kernels.decode.attention_parts import (
     enter_cluster,
     gather,
     part_of,
-    prefetch_early,
     saturated,
     share_of,
 )
@@ -199,25 +198,18 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     i_split = i_part * CLUSTER + rank
     i_row, i_head = i_pair // KEY_HEADS, i_pair % KEY_HEADS
     o_r, o_c = tl.arange(0, BS * 8)[:, None], tl.arange(0, 32)[None, :]  # [BS * 8, 1], [1, 32]
-
     p_keys = p_cache + (i_row.to(tl.int64) * so_cache[1] + i_head.to(tl.int64) * so_cache[2])
     p_values = p_keys + so_cache[0]
     allow_next(OVERLAP)
     if CLUSTER > 1:
         sent = enter_cluster(BS, CLUSTER, WARPS_SHARE, GROUP)
     if not EARLY:
-        p_length = p_lengths + i_row
-        prefetch_early(
-            p_keys, p_values, p_length, capacity, window, i_split, splits, so_cache, OVERLAP, SIZE, PART, KEYS
-        )
         wait_for_previous(OVERLAP)
-
     o_head, o_d, o_partner = place_in_head(o_r, o_c, SIZE)  # [BS * 8, 32] each
     query_w, key_w = (), ()
     if p_query_weight is not None:
         query_w = tl.load(p_query_weight + o_d), tl.load(p_query_weight + o_partner)  # [BS * 8, 32] each
         key_w = tl.load(p_key_weight + o_d), tl.load(p_key_weight + o_partner)
-
     # Find this program's keys, and load the first of them.
     length = tl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
@@ -239,7 +231,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     is_last, parts = i_split == active - 1, tl.cdiv(active, CLUSTER)
     if i_part >= parts:
         return
-
     # Prepare the token's queries of the group, its key and its value, in all warps together. Store the key and value.
     p_token = p_qkv + i_row.to(tl.int64) * ((GROUP + 2) * KEY_HEADS * SIZE)
     p_key = p_token + (KEY_HEADS * GROUP + i_head) * SIZE
@@ -255,7 +246,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     p_own = p_keys + length.to(tl.int64) * so_cache[3] + o_d  # [BS * 8, 32]
     tl.store(p_own, saturated(b_k, p_cache.dtype.element_ty), mask=m_own)
     tl.store(p_own + so_cache[0], saturated(converted(b_v, tl.float32), p_cache.dtype.element_ty), mask=m_own)
-
     # Compute each warp's softmax over its keys in the cache.
     zero = after_loads()
     b_max, b_sum, acc = tl.full((BS * 8,), -float("inf"), tl.float32), tl.zeros((BS * 8,), tl.float32), ()
@@ -278,7 +268,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
             b_max, b_sum, acc = softmax_step(
                 q, k, v, b_max, b_sum, acc, start, end, o_r, o_c, scale_log2, zero, NB, BLOCKS, TYPE, BS, SIZE
             )  # fmt: skip
-
     # Add the results of all warps and programs; each thread gets a share of the columns. Add the token's own key and
     # value to the last part. No program of this launch reads them from memory.
     shape: tl.constexpr = (BS * 8, 32)
@@ -291,7 +280,6 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     b_greatest = tl.maximum(b_max, b_own)  # [BS * 8, 4, SHARE]
     b_rescale, b_p = fast_exp2(b_max - b_greatest), fast_exp2(b_own - b_greatest)
     b_sum, b_o = b_sum * b_rescale + b_p, b_o * b_rescale + b_p * own_share(q[COUNT + 1], SHARE)
-
     # Store the result, or a part of it. Each program of a cluster stores its share.
     first = rank * SHARE
     o_w, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]  # [BS * 8, 1, 1], [1, 4, 1]
