@@ -59,7 +59,8 @@ def test_it_compiles() -> None:
     [
         (2048, 2048, 2048, True),
         (4096, 4096, 4096, True),
-        (2048, 2048, 2052, False),  # many steps beyond k
+        (2048, 2048, 1056, False),  # many steps beyond k
+        (2048, 2040, 2048, False),  # rows that begin anywhere
         (1024, 1024, 2048, False),  # leaves SMs idle
         (2048, 2432, 2048, False),  # its second round does
         (8192, 8192, 2048, False),  # so many rounds that a copy is profitable

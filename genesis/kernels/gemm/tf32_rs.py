@@ -85,12 +85,13 @@ def gemm_tf32_rs(d_x, d_y, p_o, m, n, k, row_stride, BM: gl.constexpr, BN: gl.co
 
 def gemm_tf32_rs_into(out: Array, x: Array, y: Array) -> bool:
     """Write out = x·y for float32 with contiguous rows, in tf32. Return False, without launching, if it is slower: it
-    is faster on Hopper, with few rounds that fill the SMs, and few steps beyond k.
+    is faster on Hopper, with few rounds that fill the SMs, few steps beyond k, and rows aligned to 128 bytes.
     """
     (m, k), n, (bm, bn, bk), properties = x.shape, y.shape[1], TILE, backend_of(out.device).driver.properties
     tiles, steps = triton.cdiv(m, bm) * triton.cdiv(n, bn), triton.cdiv(k, 2 * STAGES * bk) * 2 * STAGES
     rounds = triton.cdiv(tiles, properties.sm_count)
     is_full = tiles >= MIN_UTILIZATION * rounds * properties.sm_count and k >= MIN_UTILIZATION * steps * bk
+    is_full = is_full and x.strides[0] % 32 == y.strides[0] % 32 == 0
     if is_interpreted() or properties.capability[0] != 9 or rounds > MAX_ROUNDS or not is_full:
         return False
     if m * out.strides[0] >= 1 << 31 or not all(is_describable(a, a.shape, a.strides) for a in (x, y)):
