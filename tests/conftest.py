@@ -29,7 +29,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ["MPLBACKEND"] = "Agg"
 
 # `--hypothesis-profile=search` looks for new failures; the default one finds the same ones on every machine.
-settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, database=None, print_blob=True, max_examples=40
+)
 settings.register_profile("search", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
 

@@ -22,6 +22,7 @@ from genesis.nn import functional as F
 from genesis.op import Op, observe, registry
 from genesis_models import build
 from tests.autograd.autocast_cases import CASES, FIXTURE, TYPES, Inputs, type_of
+from tests.sampling import some_full
 
 TABLE: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
 BFLOAT16, FLOAT16, FLOAT32 = genesis.bfloat16, genesis.float16, genesis.float32
@@ -100,7 +101,10 @@ def expected_types() -> list[Any]:
     return types_and_casts()
 
 
-@pytest.mark.parametrize("name", [op.name for op in registry.values() if op.autocast])
+NAMES = [op.name for op in registry.values() if op.autocast]
+
+
+@pytest.mark.parametrize("name", some_full(NAMES, NAMES[::5]))
 def test_a_record_without_its_autocast_is_noticed(
     name: str, expected_types: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

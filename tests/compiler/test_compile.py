@@ -18,6 +18,7 @@ from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
 from tests.compiler.programs import WORLDS, compare
+from tests.sampling import some_full
 
 FACTOR = 2.0
 TABLE = {"scale": 1.0}
@@ -46,7 +47,7 @@ def gradients(function: Any, x: Any) -> np.ndarray:
     return np.stack(grads)
 
 
-@pytest.mark.parametrize("first", range(0, 480, 60))
+@pytest.mark.parametrize("first", some_full(range(0, 480, 60), range(0, 240)))
 def test_random_programs_give_eager_results(first: int) -> None:
     assert [text for seed in range(first, first + 60) if (text := compare(seed, "cpu"))] == []
 

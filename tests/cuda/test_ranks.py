@@ -37,7 +37,7 @@ MODEL = {
 SETTINGS = (
     f"model.config={json.dumps(MODEL)}",
     *("train.device=cuda", "model.dtype=bfloat16", "train.accumulation_steps=2", "train.batch_size=1"),
-    *("data.seq_len=8", "train.steps=6", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
+    *("data.seq_len=8", "train.steps=4", "data.eval_fraction=0", "eval.every=null", "eval.prompts=[]"),
     "checkpoint.every=null",
 )
 FLOAT32, ZERO_0, MUON = "model.dtype=float32", "train.zero=0", "optim.name=muon"

@@ -33,6 +33,7 @@ from genesis_models.adapters import AdapterConfig, apply_adapters
 from genesis_models.config import ModelConfig
 from genesis_models.registry import empty_model, preset
 from tests.packaging.tree import REPOSITORY
+from tests.sampling import some_full
 
 pytestmark = pytest.mark.host
 
@@ -81,7 +82,7 @@ def steps_of(case: dict[str, Any], device: Device) -> tuple[DeviceSteps, list[Ba
     return DeviceSteps(TrainState(model, optimizer, loader), device, 1.0, 8), [given] * micro
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_full(CASES, ("lora", "dora", "all-full", "all-accumulated", "muon")))
 def test_steps_reserve_little_more_than_they_allocate(name: str, device: Device) -> None:
     steps, batches = steps_of(CASES[name], device)
     cuda.reset_peak_memory_stats(device)

@@ -14,7 +14,7 @@ import typer
 from genesis_cli.app import app
 from tests.faults.sweep import CASES, ERRORS, Case, Fault, Worker, World, problems_of, sweep, table, workers
 
-EVERY = 197  # coprime to the number of errors, so that over the commands each call meets each error
+EVERY = 211  # coprime to the number of errors, so that over the commands each call meets each error
 pytestmark = pytest.mark.xdist_group("faults")  # one worker serves all
 WITHOUT_CASE = {("bench", each) for each in ("all", "ops", "model")}  # `bench-ops` and `bench-model` have cases
 

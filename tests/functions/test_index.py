@@ -163,7 +163,7 @@ def as_tensors(index: Index) -> Index:
     return tuple(tensor(e) if isinstance(e, np.ndarray) else e for e in index)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(indexed(), st.integers(0, 2**32))
 @example(((4, 3), (np.array([0, 0, 1]), slice(1, None))), 0)
 @example(((3, 3), (np.eye(3, dtype=bool),)), 0)

@@ -230,7 +230,7 @@ def equations(draw: st.DrawFn) -> tuple[str, list[tuple[int, ...]]]:
     return equation, shapes
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(equations(), st.integers(0, 2**32))
 def test_einsum_on_any_equation(made: tuple[str, list[tuple[int, ...]]], seed: int) -> None:
     equation, shapes = made

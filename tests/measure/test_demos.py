@@ -37,6 +37,7 @@ def tables(*words: str) -> dict[str, list[dict[str, Any]]]:
     return {table["name"]: table["rows"] for table in json.loads(text)["tables"]}
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("device", ["cpu", "cuda"])  # Triton's interpreter
 @pytest.mark.parametrize("name", DEMOS)
 def test_each_runs(name: str, device: str) -> None:

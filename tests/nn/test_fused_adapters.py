@@ -71,6 +71,7 @@ def by_formula(layer: Any, x: Any) -> Any:
 CALLS = {"mlp": ("together", "apart"), "packed": ("packed", "apart_packed"), "sum": ("summed", "apart_summed")}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("use_dora", [False, True])
 @pytest.mark.parametrize("chosen", CHOSEN)

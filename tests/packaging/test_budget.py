@@ -10,7 +10,7 @@ import ast
 from collections import Counter
 from pathlib import PurePosixPath
 
-from tests.packaging.tree import REPOSITORY, repository_files
+from tests.packaging.tree import REPOSITORY, repository_files, statements
 
 MEASURING = (
     "genesis/measure/", "genesis/profiler.py",
@@ -52,7 +52,7 @@ def area_of(path: str) -> str | None:
 def count_lines(source: str) -> tuple[int, int, int]:
     """The lines of code (blank ones included), docstrings and comments of a module."""
     docstrings = 0
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(source):
         if isinstance(node, Documented) and ast.get_docstring(node, clean=False) is not None:
             docstrings += (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
     lines = source.splitlines()

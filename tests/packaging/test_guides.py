@@ -58,6 +58,7 @@ def test_code_of_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.Monk
         exec(compile(block, page, "exec"), {"__name__": page})
 
 
+@pytest.mark.full
 @pytest.mark.host
 def test_the_pages_show_ptx_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton")

@@ -92,10 +92,9 @@ def faults(name: str, value: Callable[..., Any], given: tuple[Any, ...]) -> Iter
         yield f"{name} takes {sorted(own)} and shows {listed}"
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_misspelt_keyword_is_refused_with_the_nearest(name: str) -> None:
-    given = needed(CALLS[name])
-    assert given is None or list(faults(name, CALLS[name], given)) == []
+def test_a_misspelt_keyword_is_refused_with_the_nearest() -> None:
+    calls = [(name, value, given) for name, value in CALLS.items() if (given := needed(value)) is not None]
+    assert [fault for call in calls for fault in faults(*call)] == []
 
 
 def test_few_calls_hand_their_keywords_on() -> None:

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.packaging.tree import REPOSITORY, package_files, repository_files
+from tests.packaging.tree import REPOSITORY, package_files, repository_files, statements
 
 LONGEST_FUNCTION = 80
 LONGEST_KERNEL = 150  # one function that reads top to bottom beats four that hand many values on
@@ -34,7 +34,7 @@ def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def long_functions(source: str) -> list[str]:
     """Names of the functions in `source` that are longer than they may be."""
-    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in statements(source) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     limits = [LONGEST_KERNEL if is_kernel(n) else LONGEST_FUNCTION for n in functions]
     lines = [(n.end_lineno or n.lineno) - n.lineno + 1 for n in functions]
     return [n.name for n, count, most in zip(functions, lines, limits, strict=True) if count > most]
@@ -42,7 +42,7 @@ def long_functions(source: str) -> list[str]:
 
 def crowded_kernels(source: str) -> dict[str, int]:
     """Names of the kernels in `source` with too many arguments, and how many these are."""
-    kernels = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and is_kernel(n)]
+    kernels = [n for n in statements(source) if isinstance(n, ast.FunctionDef) and is_kernel(n)]
     counts = {n.name: len([*n.args.posonlyargs, *n.args.args, *n.args.kwonlyargs]) for n in kernels}
     return {name: count for name, count in counts.items() if count > MOST_ARGUMENTS}
 

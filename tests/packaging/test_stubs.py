@@ -87,6 +87,7 @@ def test_names_of_the_records_are_unique() -> None:
     assert not [op.name for op in registry.values() if (op.method or op.in_place or op.module) and not op.public]
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("wheel")
 def test_stubs_travel_with_the_source_distribution(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")

@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_package_folders_and_nothing_else(wheel: Path) -> No
     assert not extra, f"in the wheel without a file in the tree: {sorted(extra)}"
 
 
+@pytest.mark.full
 def test_a_forgotten_package_and_a_stray_one_are_noticed(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project")
     text = (project / "pyproject.toml").read_text()

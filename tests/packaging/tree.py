@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -44,6 +46,15 @@ def package_files(root: Path) -> Iterator[tuple[Path, str]]:
     for folder, name in PACKAGES.items():
         for path in repository_files(folder, root=root):
             yield path, f"{name}/{path.relative_to(root / folder).as_posix()}"
+
+
+def statements(source: str) -> Iterator[ast.stmt | ast.mod]:
+    """The module and every statement in it; expressions, which are most nodes, are left out."""
+    left: list[Any] = [ast.parse(source)]
+    for node in left:
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            left += getattr(node, name, ())
 
 
 def copy_project(to: Path) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genesis.train.strict_yaml import MAX_BYTES, emit
@@ -115,7 +115,6 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=120)
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 8), SIGNS | TOKENS | st.binary(max_size=6)), max_size=4))
 def test_a_damaged_configuration(child: Child, edits: list[tuple[int, int, bytes]]) -> None:
     text = base_config().resolved_yaml().encode()
@@ -125,7 +124,6 @@ def test_a_damaged_configuration(child: Child, edits: list[tuple[int, int, bytes
     assert child.ask(text) in ("ok", "refused")
 
 
-@settings(max_examples=120)
 @given(st.lists(SIGNS | TOKENS | st.sampled_from([b"model", b"train", b"steps", b"config"]), max_size=40))
 def test_a_heap_of_signs(child: Child, tokens: list[bytes]) -> None:
     assert child.ask(b"".join(tokens)) in ("ok", "refused")
@@ -134,7 +132,6 @@ def test_a_heap_of_signs(child: Child, tokens: list[bytes]) -> None:
 KEYS = [name for name, _ in base_config().settings()]
 
 
-@settings(max_examples=120)
 @given(
     st.sampled_from(KEYS) | st.text(max_size=12),
     st.text(max_size=12) | st.sampled_from(["[", "{a: 1}", "-1", "x:", "&a", "1e5"]),
