@@ -99,7 +99,14 @@ def test_large_matmuls_have_large_tiles_and_few_rows_narrow_ones() -> None:
 def test_few_elements_of_float32_have_small_tiles_if_sums_are_whole() -> None:
     assert choose(problem("float32", "nn", 22, 584, 2584), 132, HOPPER, one_chain=True)[:2] == (16, 16)
     assert choose(problem("float32", "tn", 48, 144, 1800, 18), 132, HOPPER, one_chain=True)[:2] != (16, 16)
+    assert choose(problem("float32", "nn", 6, 536, 560, 17), 132, HOPPER, one_chain=True).bm == 8
     assert min(choose(problem("float32", "nn", 2000, 2000, 500), 132, HOPPER, one_chain=True)[:2]) >= 64
+
+
+def test_two_large_programs_share_an_sm_for_two_full_rounds_of_a_k_major_operand() -> None:
+    many, few = (2048, 17920, 1536), (2048, 3072, 2048)
+    chosen_for = [choose(problem("half", *p), 132, HOPPER) for p in (("nt", *many), ("tn", *many), ("nt", *few))]
+    assert [(t[:2], t.ctas_per_sm) for t in chosen_for] == [((128, 128), 2), ((128, 128), 1), ((128, 128), 1)]
 
 
 def test_long_sums_of_few_tiles_are_split() -> None:
@@ -121,6 +128,8 @@ def test_parts_gain_five_percent_or_are_not_made() -> None:
 def test_threads_copy_small_tiles_of_unaligned_rows_of_2_bytes() -> None:
     few = problem("half", "nt", 80, 720, 5000, aligned=False)
     assert not choose(few, 132, HOPPER).by_tma
+    in_parts = choose(problem("half", "nt", 3, 1760, 7568, aligned=False), 132, HOPPER)
+    assert in_parts.split > 1 and in_parts.swapped and not in_parts.by_tma
     for other in (
         few._replace(pitches=(128, 1280)), few._replace(has_vectors=False),
         problem("half", "nt", 4000, 4000, 4008, aligned=False), problem("fp8", "nt", 80, 720, 1040, aligned=False),

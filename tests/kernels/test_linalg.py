@@ -490,6 +490,15 @@ def test_few_tiles_of_exact_float32_are_split(
     assert launched == [GEMM_POINTERS, REDUCE_SPLITS]
 
 
+@pytest.mark.parametrize("tile", [(8, 16, 128, 1, 3), (8, 32, 64, 2, 3)])
+@pytest.mark.parametrize("layout, x, y", [("nn", (2, 6, 150), (2, 150, 35)), ("tn", (11, 129), (129, 40))])
+def test_tiles_of_8_rows_of_exact_float32(
+    layout: str, x: Shape, y: Shape, tile: tuple[int, ...], launched: list[object]
+) -> None:
+    assert difference(layout, x, y, float32, GemmTile(*tile, by_tma=False)) < ROUNDING[float32]
+    assert launched == [GEMM_POINTERS]
+
+
 def test_one_chain_splits_no_sum(launched: list[object]) -> None:
     x, y = (on_gpu(np.ones(shape), float32) for shape in ((20, 4096), (4096, 24)))
     out = empty((20, 24), float32, x.device)

@@ -85,8 +85,9 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
         (64, 32, 64, 4, 4, 2), (64, 16, 64, 4, 4, 2),
     ),
     "float32": (  # no tensor cores
-        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 32, 16, 4, 3), (32, 32, 32, 4, 4),
-        (16, 32, 32, 4, 4), (16, 16, 64, 4, 3),
+        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 32, 16, 4, 3),
+        (32, 64, 32, 2, 3), (32, 32, 32, 4, 4), (16, 32, 32, 4, 4), (16, 16, 64, 4, 3), (8, 32, 64, 2, 3),
+        (8, 16, 128, 1, 3),
     ),
     "pointers": (  # 2-byte floats and tf32 without TMA
         (128, 128, 32, 8, 3), (64, 64, 32, 4, 4), (32, 32, 32, 4, 3), (16, 64, 64, 4, 3), (64, 16, 64, 4, 3)
@@ -105,10 +106,8 @@ TILES = {
     for kind, rows in _SIZES.items()
 }
 # Further candidates of 2-byte floats for rows that are not aligned to 128 bytes, which TMA loads at half its speed.
-UNALIGNED_TILES = tuple(
-    _tile(*sizes, by_tma=False)
-    for sizes in ((64, 128, 64, 4, 3, 2), (64, 64, 64, 4, 4, 3), (64, 32, 128, 4, 4, 2), (64, 16, 128, 4, 4, 2))
-)
+_UNALIGNED = (128, 64, 4, 3, 2), (64, 64, 4, 4, 3), (32, 128, 4, 4, 2), (16, 128, 4, 4, 2)
+UNALIGNED_TILES = tuple(_tile(64, *sizes, by_tma=False) for sizes in _UNALIGNED)
 
 # --- Constants of an H200: microseconds, and bytes and cycles per microsecond -----------------------------------------
 
@@ -121,8 +120,8 @@ L2_BYTES = 16.4e6  # through L2 to all SMs
 DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
 UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
-SECTORS = 2.2  # the same factor for copies by threads, whatever the alignment
-THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 2.2, 0.86, 60e3  # like `LAUNCH` and so on, for copies by threads
+SECTORS, RESIDENT = 2.2, 40e6  # the same for copies by threads, of operands with more bytes than stay in L2
+THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 1.9, 0.5, 55e3  # like `LAUNCH` and so on, for copies by threads
 REDUCE, FMA_REDUCE, PART_BYTES = 2.0, 1.1, 4e6  # the kernel that adds parts, of float32; storing and adding them
 LARGE_PARTS = 3.0  # parts of large tiles, of operands whose rows are aligned to 128 bytes
 COPY, COPY_BYTES, TRANSPOSED_BYTES = 0.9, 2.15e6, 1.5e6  # copying an operand; transposing it
@@ -131,7 +130,7 @@ RESTART_BYTES = 15.6e3  # an SM's residuals and results, where they do not overl
 WS_START, WS_TILES = 0.8, {256: 4.0, 128: 1.6}
 PROMOTION = 0.13  # cycles of a warp to add an element of a sum outside the tensor cores
 THROUGH_REGISTERS = 0.6  # cycles of a warp to move an element of MN-major float32 through registers
-EQUALS = 1.02  # wide tiles of many rows, and two large programs per SM, are slower where the model sees no difference
+EQUALS = 1.02  # wide tiles of many rows, and two large programs per SM of few tiles or an MN-major A, are slower
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 # Without tensor cores: cycles of four warps per element of a thread and per load of its operands, then the time of a
 # step's barriers, and of its loads.
@@ -265,10 +264,11 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     columns = t.bn if p.layout[1] == "t" or not t.by_tma else max(t.bn, 128 // p.item)
     step_bytes = (t.bm * a + columns * b) * t.bk * p.item
     if p.kind == "float32":
-        latency, sm_bytes = FMA_STEP + cycles / CYCLES + FMA_LATENCY / t.stages, FMA_BYTES
+        # Each warp runs on one of an SM's four parts.
+        latency, sm_bytes = FMA_STEP + cycles * max(1, 4 / t.warps) / CYCLES + FMA_LATENCY / t.stages, FMA_BYTES
     elif p.has_tma and not t.by_tma:
-        a = b = SECTORS
-        step_bytes = (min(t.bm, p.m) + min(t.bn, p.n)) * t.bk * p.item
+        a = b = SECTORS if sum(sizes) * p.item > RESIDENT else 1.0
+        step_bytes = (t.bm + min(t.bn, p.n)) * t.bk * p.item
         latency, sm_bytes = THREAD_LATENCY / t.stages, THREAD_BYTES
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
@@ -286,7 +286,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     nbytes = (sizes[0] * a + sizes[1] * b) * p.item + p.matrices * p.m * p.n * p.out * (1 + p.reads)
     time = (LAUNCH if t.by_tma or not p.has_tma else THREAD_LAUNCH) + _overlapped(time, nbytes / DRAM_BYTES)
     if s.split > 1:
-        time += (REDUCE if p.has_tma else FMA_REDUCE) + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
+        time += (REDUCE if t.by_tma else FMA_REDUCE) + s.leftover * s.split * t.bm * t.bn * 4 / PART_BYTES
         time += LARGE_PARTS * (t.bm * t.bn >= LARGE and 1 in (a, b))
     if p.residual:
         if t.is_single:  # a residual that is not loaded before the main loop is waited for, too
@@ -298,7 +298,8 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
         speed = TRANSPOSED_BYTES if is_transposed and p.kind == "tf32" else COPY_BYTES
         time += (COPY + size * p.item / speed) * (x in t.copies)
     is_wide = t.by_tma and t.is_single and t.bm < t.bn and p.m > 1.5 * p.n
-    return time * (EQUALS if is_wide or (per_sm > 1 and s.split == 1 and t.bm * t.bn >= LARGE) else 1)
+    is_uneven = p.layout[0] == "t" or s.full < 2 * per_sm * sm_count
+    return time * (EQUALS if is_wide or (is_uneven and per_sm > 1 and s.split == 1 and t.bm * t.bn >= LARGE) else 1)
 
 
 def _overlapped(*times: float) -> float:
