@@ -15,7 +15,7 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda import backend_of
 from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.launch import launch
-from genesis.dtypes import DType, bfloat16, float16, float32, int32
+from genesis.dtypes import DType, bfloat16, float16, float32, float64, int32
 from genesis.errors import DeviceError
 from genesis.kernels.gemm import copies, linalg
 from genesis.kernels.gemm.copies import alignment_is_profitable
@@ -239,6 +239,25 @@ def test_epilogues(epilogue: tuple[str, ...], swapped: bool, split: int, launche
     tile = TILE._replace(swapped=swapped, split=split)
     assert difference("nt", (40, 48), (48, 72), float16, tile, epilogue) < ROUNDING[float16]
     assert (REDUCE_SPLITS in launched) == (split == 2)
+
+
+@pytest.mark.parametrize("with_residual", (False, True))
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (bfloat16, (96, 64, 64)), (bfloat16, (40, 72, 512)), (bfloat16, (16, 256, 2048)), (bfloat16, (2048, 3, 256)),
+        (bfloat16, (33, 65, 17)), (float32, (33, 65, 70)), (float64, (9, 10, 11)),
+    ],
+)  # fmt: skip
+def test_an_out_that_counts_as_zero_is_not_read(dtype: DType, shape: Shape, with_residual: bool) -> None:
+    m, n, k = shape
+    rng = np.random.default_rng(1)
+    x, w = (on_gpu(rng.normal(size=s), dtype) for s in ((m, k), (n, k)))
+    residual = on_gpu(rng.normal(size=(m, n)), dtype) if with_residual else None
+    zero, unread = (on_gpu(np.full((m, n), value), dtype) for value in (0.0, np.nan))
+    for out in (zero, unread):
+        linalg.matmul_into(out, x, w, transpose_b=True, residual=residual, accumulate=True, from_zero=out is unread)
+    np.testing.assert_array_equal(unread.numpy(), zero.numpy())
 
 
 @pytest.mark.parametrize("split", (1, 2))

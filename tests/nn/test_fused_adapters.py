@@ -10,11 +10,13 @@ import pytest
 
 import genesis
 from genesis import nn
+from genesis.backend import as_device
 from genesis.nn import fused
 from genesis.nn.lora import adapters_off
 from genesis.op import observe
 from genesis.optim.flat import FlatBuffers
 from genesis.optim.states import pairs_together
+from tests.ops.devices import poisoned, using
 
 # The layers of a block by name: which of them have adapters.
 CHOSEN = {"all": ("gate", "up", "down"), "one of two": ("up",), "the last": ("down",)}
@@ -209,7 +211,7 @@ def test_adapters_that_are_off_give_the_bits_of_fresh_ones_without_their_product
         results.append(getattr(block, call)(x, False))
         for each in adapters:
             each.weight.fill_(float("nan"))
-        with adapters_off():
+        with adapters_off(), using(as_device(device)), poisoned():  # no result is read before it is written
             results.append(getattr(block, call)(x, False))
     fresh, off = (each.to(device="cpu", dtype="float32").numpy() for each in results)
     assert np.isfinite(off).all() and np.array_equal(fresh, off)

@@ -138,6 +138,7 @@ class Epilogue(NamedTuple):
     row_scale: Array | None = None
     scales: Scales | None = None
     rounds: bool = False
+    from_zero: bool = False
     along: str = "n"
 
     @property
@@ -156,6 +157,11 @@ class Epilogue(NamedTuple):
         if isinstance(self.alpha, Array):
             return int(bits | gemm.ALPHA_POINTER.value)
         return int(bits | gemm.ALPHA.value * (self.alpha != 1.0))
+
+    @property
+    def launched(self) -> int:
+        """EPILOGUE of a launch, which does not read an out that counts as 0."""
+        return self.flags & ~(gemm.ACCUMULATE.value * self.from_zero)
 
     @property
     def reads(self) -> bool:
@@ -251,6 +257,7 @@ def matmul_into(
     activation: str | None = None, residual: Array | None = None, accumulate: bool = False,
     alpha: float | Array = 1.0, row_scale: Array | None = None, scales: Scales | None = None,
     rounds: bool = False, one_chain: bool | None = None, limit: Limit | None = None, tile: GemmTile | None = None,
+    from_zero: bool = False,
 ) -> None:  # fmt: skip
     """Write out = activation(alpha·diag(row_scale)·a·b + bias) + residual, plus out's previous value if `accumulate`.
 
@@ -275,6 +282,7 @@ def matmul_into(
         limit: limit of m or k of a single matrix of 2-byte floats that TMA can load. Rows of out behind it are
             undefined. Terms behind it must be 0 up to a multiple of 128; further ones are not read.
         tile: tile that replaces the model's choice, for benchmarks.
+        from_zero: `accumulate` with the same kernel, so the same bits, as if out were 0, without reading it.
     """
     assert residual is None or (residual.shape == out.shape and residual.is_contiguous)
     if out.size == 0:
@@ -282,7 +290,7 @@ def matmul_into(
     p = _gemm_of(out, a, b, transpose_b)._replace(limit=limit)
     assert row_scale is None or (bias is None and out.ndim == 2)  # kernels have one parameter for both
     assert scales is None or (out.ndim == 2 and isinstance(alpha, float) and alpha == 1)  # kernels take it as alpha
-    e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales, rounds)
+    e = Epilogue(bias, activation, residual, accumulate, alpha, row_scale, scales, rounds, from_zero)
     one_chain = mode.exact if one_chain is None else one_chain
     split = (_launch_tf32_rs, _launch_thin, _launch_few_columns)  # these sum along k in other orders
     special = (_launch_warp_specialized, *(() if one_chain else split))
@@ -350,7 +358,7 @@ def _launch_thin(p: Gemm, e: Epilogue) -> bool:
     if p.m > THIN or p.n < MIN_WIDTH or p.k < MIN_TERMS:
         return False
     g, u, out = p.b.matrix(p.k, p.n), p.a.transposed.matrix(p.k, p.m), p.o.transposed.matrix(p.n, p.m)
-    return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate)
+    return thin_products_into(None, [out], g, [], u, [(0, p.n)], accumulate=e.accumulate and not e.from_zero)
 
 
 def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
@@ -372,7 +380,7 @@ def _launch_few_columns(p: Gemm, e: Epilogue) -> bool:
     wide = _needs_int64(p)
     launch(
         gemm_few_columns, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
-        p.batches, p.a[1:], p.b[1:], p.out_strides, (s.split, s.steps_per_split), EPILOGUE=e.flags, INT64=wide,
+        p.batches, p.a[1:], p.b[1:], p.out_strides, (s.split, s.steps_per_split), EPILOGUE=e.launched, INT64=wide,
         COLUMNS=p.n, BM=t.bm, BN=t.bn, BK=t.bk, MATRICES=matrices, SPLIT=s.split > 1,
         VECTORS=p.a.column == 1 and p.b.row == 1 and _is_addressed_by_tma(p), num_warps=t.warps,
     )  # fmt: skip
@@ -501,9 +509,9 @@ def _epilogue_by_tma(e: Epilogue, o: TmaRegion | None, rows: int, columns: int) 
     """Return EPILOGUE and operands of `gemm_tma`. With `accumulate`, a residual is loaded by TMA, like out."""
     x = e.residual
     if x is None or o is None or not e.accumulate or not is_describable(x, o.shape, o.strides):
-        return e.flags, e.operands
+        return e.launched, e.operands
     vector, stride, _, alpha = e.operands
-    flags = e.flags - gemm.RESIDUAL.value + gemm.RESIDUAL_BY_TMA.value
+    flags = e.launched - gemm.RESIDUAL.value + gemm.RESIDUAL_BY_TMA.value
     return flags, (vector, stride, o.descriptor(x, rows, columns), alpha)
 
 
@@ -560,7 +568,7 @@ def _launch_pointers(p: Gemm, e: Epilogue, one_chain: bool, tile: GemmTile | Non
     launch(
         gemm_pointers, tiles * s.split, p.o.array, p.a.array, p.b.array, partial, *e.operands, (p.m, p.n, p.k),
         p.batches, p.a[1:], p.b[1:], so, (s.split, s.steps_per_split),
-        DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.flags, INT64=wide,
+        DOT=(_dot_type(dtype), TRITON[work_type(dtype).name], precision), EPILOGUE=e.launched, INT64=wide,
         EVEN=p.k % t.bk == 0, VECTORS=vectors, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices,
         SPLIT=(1 + can_overlap(p.o.array)) * (s.split > 1), AHEAD=is_ahead, num_warps=t.warps, num_stages=t.stages,
     )  # fmt: skip
@@ -586,7 +594,7 @@ def _launch_reduce_splits(
     launch(
         gemm_reduce_splits, min(s.leftover, programs) * (t.bm // rows), p.o.array, partial, *e.operands,
         (p.m, p.n, p.k), p.out_strides, tuple(s), p.limit and p.limit.value, programs, LIMIT=p.limit and p.limit.size,
-        EPILOGUE=e.flags, INT64=wide, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices, ROWS=rows, MANY=many,
+        EPILOGUE=e.launched, INT64=wide, TILE=(t.bm, t.bn, t.bk), MATRICES=matrices, ROWS=rows, MANY=many,
     )  # fmt: skip
 
 
@@ -606,7 +614,7 @@ def _launch_rank1(p: Gemm, e: Epilogue) -> None:
     launch(
         gemm_rank1, tiles, p.o.array, p.a.array, p.b.array, *e.operands, (p.m, p.n, p.k), p.batches, p.a[1:], p.b[1:],
         p.out_strides, WORK=TRITON[dtype.name] if dtype in (float64, int64) else tl.int32,
-        EPILOGUE=e.flags, INT64=_needs_int64(p), BM=32, BN=64, MATRICES=_matrices(p, tiles),
+        EPILOGUE=e.launched, INT64=_needs_int64(p), BM=32, BN=64, MATRICES=_matrices(p, tiles),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ Shapes: x [m, k], W [n, k], A [r, k], B [n, r], u = x·Aᵀ. Each kernel's docst
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -50,14 +50,17 @@ def low_rank_product(
     """Write out = x·weight + Σ u·b in the terms' columns + bias + residual. `transpose_b` is as in `matmul_into`.
 
     Terms that cover all columns are stored first, rounded while they are small, and the epilogue of x·weight adds them
-    in float32. Other terms are added to the rounded result.
+    in float32, or if all are 0 adds nothing. Other terms are added to the rounded result.
     """
     if sum(term.stop - term.start for term in terms) < out.shape[-1]:
         matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual)
         add_terms(out, terms, transpose_b)
         return
-    add_terms(out, terms, transpose_b, accumulate=False)
-    matmul_into(out, x, weight, transpose_b=transpose_b, bias=bias, residual=residual, accumulate=True)
+    from_zero = all(term.is_zero for term in terms)
+    if not from_zero:
+        add_terms(out, terms, transpose_b, accumulate=False)
+    how: dict[str, Any] = {"bias": bias, "residual": residual, "accumulate": True, "from_zero": from_zero}
+    matmul_into(out, x, weight, transpose_b=transpose_b, **how)
 
 
 def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accumulate: bool = True) -> None:
