@@ -10,7 +10,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -281,6 +281,7 @@ def trace_call(
 # --- The compiled function --------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Compiled:
     """A function that runs compiled regions. A call that cannot be traced runs the function in Python.
 
@@ -290,23 +291,24 @@ class Compiled:
         breaks: why calls with these keys cannot be traced.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], *, fullgraph: bool, schedule: Callable[..., Program],
-        replays: bool = False, verify: int = 0,
-    ) -> None:  # fmt: skip
-        self.function, self.fullgraph, self.schedule, self.verify = function, fullgraph, schedule, verify
-        self.replays, self.replayed, self.is_full = replays, 0, False
+    function: Callable[..., Any]
+    fullgraph: bool
+    schedule: Callable[..., Program]
+    replays: bool = False
+    verify: int = 0
+
+    def __post_init__(self) -> None:
         self.entries: dict[Any, list[Entry]] = {}
         self.breaks: dict[Any, Break] = {}
-        self.name = getattr(function, "__name__", type(function).__name__)
-        self.lazy = LazyFunction(self.name, schedule)
+        self.name = getattr(self.function, "__name__", type(self.function).__name__)
+        self.replayed, self.is_full = 0, False
         self._lock = threading.RLock()
-        functools.update_wrapper(self, function)
+        self.reset()
+        functools.update_wrapper(self, self.function)
         compiled_functions.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
-        options: Any = {name: getattr(self, name) for name in ("fullgraph", "schedule", "replays", "verify")}
-        return Compiled(copy.deepcopy(self.function, memo), **options)  # without traces
+        return replace(self, function=copy.deepcopy(self.function, memo))  # without traces
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

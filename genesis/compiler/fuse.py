@@ -8,6 +8,7 @@ result, and the op itself reduces these. Two groups are merged where a call read
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -189,15 +190,10 @@ class Fusion:
                 if trial.add(call) and not self._has_cycle((group,), call):
                     joined = self._replace(trial)
             elif joined is not group:
-                merged = merge(joined, group, self.order)
-                if merged is not None and not self._has_cycle((joined, group), call):
-                    joined = self._replace(merged)
-        if joined is None and len(neighbours) > 1:  # none can hold the call alone, but two together may
-            for a in neighbours:
-                for b in neighbours:
-                    merged = merge(a, b, self.order, (call,)) if a is not b else None
-                    if merged is not None and not self._has_cycle((a, b), call):
-                        return self._replace(merged)
+                joined = self._union(joined, group) or joined
+        if joined is None:  # none can hold the call alone, but two together may
+            pairs = itertools.permutations(neighbours, 2)
+            joined = next(filter(None, (self._union(a, b, call) for a, b in pairs)), None)
         return joined or mine
 
     def _join_readers(self) -> None:
@@ -206,12 +202,16 @@ class Fusion:
         for group in dict.fromkeys(u for u in self.unit.values() if isinstance(u, Group)):
             for other in tuple(done):
                 shared = {v for c in group.calls for v in c.reads} & {v for c in other.calls for v in c.reads}
-                if group.space == other.space and any(v.size == numel(group.space) for v in shared):
-                    merged = merge(other, group, self.order)
-                    if merged is not None and not self._has_cycle((other, group)):
-                        done.remove(other)
-                        group = self._replace(merged)
+                is_whole = group.space == other.space and any(v.size == numel(group.space) for v in shared)
+                if is_whole and (merged := self._union(other, group)) is not None:
+                    done.remove(other)
+                    group = merged
             done.append(group)
+
+    def _union(self, a: Group, b: Group, *calls: Call) -> Group | None:
+        """Replace two groups by one with more calls; return it, or None if that is impossible."""
+        merged = merge(a, b, self.order, calls)
+        return None if merged is None or self._has_cycle((a, b), *calls) else self._replace(merged)
 
     def _replace(self, new: Group) -> Group:
         for each in new.calls:

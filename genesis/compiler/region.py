@@ -242,7 +242,7 @@ def saved_values(
     # expression otherwise, and then finds no element that equals it.
     reduced = {v for call in fixed for v in call.outputs}
     fixed |= {call for call in joint.calls if call.op.name in COMPARISONS and not reduced.isdisjoint(call.reads)}
-    saved = _cut(joint.calls, forward, needed, own | own_results, own, fixed)
+    saved = _cut(joint.makers, needed, own | own_results, fixed)
     order = [v for v in (*inputs, *(o for call in joint.calls for o in call.outputs)) if v in saved]
     return order, joint.calls_for(wanted, saved)
 
@@ -257,9 +257,8 @@ def can_repeat(call: Call) -> bool:
 
 
 def _cut(
-    calls: Sequence[Call], forward: Collection[Value], needed: Collection[Value], stored: Collection[Value],
-    inputs: Collection[Value], fixed: Collection[Call],
-) -> set[Value]:  # fmt: skip
+    makers: Mapping[Value, Call], needed: Collection[Value], stored: Collection[Value], fixed: Collection[Call]
+) -> set[Value]:
     """Return the values of the cheapest cut between what cannot be computed again and what backward needs.
 
     Each value is a pair of nodes joined by an edge whose capacity is its bytes: written and read, or only read if
@@ -272,7 +271,6 @@ def _cut(
         flow[b].setdefault(a, 0)
 
     # A value v enters at (v, 0) and leaves at (v, 1).
-    made_by = {v: call for call in calls for v in call.outputs if v in forward}
     stack, seen = list(needed), set()
     for v in needed:
         edge((v, 1), _SINK, _ENDLESS)
@@ -282,8 +280,8 @@ def _cut(
             continue
         seen.add(v)
         edge((v, 0), (v, 1), max(1, v.nbytes) * (1 if v in stored else 2))
-        call = made_by.get(v)
-        if v in inputs or call is None or call in fixed:
+        call = makers.get(v)
+        if call is None or call in fixed:
             edge(_SOURCE, (v, 0), _ENDLESS)
             continue
         for u in call.reads:

@@ -305,10 +305,11 @@ class _Writer:
             name = self.load(x, over)
         return name if work_type(x.dtype) is work else f"converted({name}, {_word(work)})"
 
-    def keep(self, call: Call, text: str, work: DType, shape: str) -> None:
-        """Name the result of a call, which `text` computes in the type `work`."""
-        out, name = call.outputs[0], f"v{len(self.names)}{'$' if 'C' in shape[-2:-1] else ''}"
-        kind = work_type(out.dtype)
+    def keep(self, call: Call, text: str, work: DType | None = None, shape: str = "") -> None:
+        """Name the result of a call, which `text` computes in the type `work`: by default the result's work type."""
+        out, kind = call.outputs[0], work_type(call.outputs[0].dtype)
+        work, shape = work or kind, shape or self.shape_of(self.group.places[out])
+        name = f"v{len(self.names)}{'$' if 'C' in shape[-2:-1] else ''}"
         if call.op.name == "cast" and out.dtype is not kind:  # the user asks for the rounding
             text = f"converted({text}, {_word(out.dtype)})"
             work = out.dtype
@@ -368,8 +369,8 @@ class _Writer:
         inside = f"({at} >= {start}) & ({at} < {start + x.shape[dim]})"
         strides = broadcast_strides(out.shape, x.strides, self.group.space)
         value = self.load(x, strides, (inside, start * x.strides[dim]))
-        work = work_type(out.dtype)
-        self.keep(call, f"tl.where({inside}, {value}, tl.zeros_like({value}))", work, self.shape_of(strides))
+        text = f"tl.where({inside}, {value}, tl.zeros_like({value}))"
+        self.keep(call, text, shape=self.shape_of(strides))
 
     def choose(self, call: Call) -> None:
         """Write a `choose`: a selection by coordinate."""
@@ -378,15 +379,14 @@ class _Writer:
         *first, text = [self.operand(x, call, work) for x in call.inputs]
         for value, end in reversed(list(zip(first, call.attrs["ends"], strict=False))):
             text = f"tl.where({at} < {end}, {value}, {text})"
-        self.keep(call, text, work, self.shape_of(self.group.places[out]))
+        self.keep(call, text)
 
     def deposit(self, call: Call) -> None:
         """Write a `deposit`: a comparison with the coordinate."""
         (x, index), out, at = call.inputs, call.outputs[0], self.coordinate(call)
         work, i = work_type(out.dtype), self.operand(index, call, int64)
         value, i = self.operand(x, call, work), f"tl.where({i} < 0, {i} + {call.attrs['size']}, {i})"
-        text = f"tl.where({at} == {i}, {value}, tl.zeros_like({value}))"
-        self.keep(call, text, work, self.shape_of(self.group.places[out]))
+        self.keep(call, f"tl.where({at} == {i}, {value}, tl.zeros_like({value}))")
 
     def dropout(self, call: Call) -> None:
         """Write a dropout. The four words of a counter decide on four neighbours in row-major order."""
