@@ -245,13 +245,6 @@ def trace_call(
     structure = flatten(result, outputs)
     if _objects(structure):
         raise Break("returns an object that is not a tensor, a number or a container of these")
-    # Record in-place changes of arguments: the traced argument then holds another value.
-    before = list(trace.graph.inputs)
-    trace.graph.writes = [
-        (value, now.window(value.shape, value.strides, 0))
-        for value, t in zip(before, fakes, strict=False)
-        if (now := t.array.storage.value) is not value
-    ]
     # Results that exist already are returned themselves.
     numbers, reachable = {id(t): i for i, t in enumerate(fakes)}, {id(t) for t in state.tensors}
     outside: list[TensorBase | int | None] = [
@@ -273,7 +266,7 @@ def trace_call(
     if any(id(x) not in owners and id(x) not in trace.constants for x, _ in trace.captured):
         raise Break("reads a tensor that no argument, attribute, global or closure holds")
     captured = [owners.get(id(x), x) for x, _ in trace.captured]
-    numbers |= {id(t): len(before) + i for i, t in enumerate(captured)}
+    numbers |= {id(t): len(trace.graph.inputs) + i for i, t in enumerate(captured)}
     region = Region(name, trace, inner, [(edge, numbers[id(leaf)]) for edge, leaf in leaves], schedule, replays)
     return Entry(region, state, captured, structure, outside, taken or 0, None if taken is None else device)
 

@@ -47,7 +47,7 @@ class Region:
         forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
-        writes, arguments = [*forward.writes, *trace.changed()], list(forward.inputs)
+        writes, arguments = trace.changed(), list(forward.inputs)
         if writes and sources:
             raise Break("changes its inputs in place while gradients are recorded")
         seeds, grads = list[Value](), list[Value | None]()

@@ -123,6 +123,7 @@ class Trace:
         owners: arrays of the tensors that the function can reach, such as parameters.
 
     Attributes:
+        arguments: arrays of the inputs, each with its first value.
         captured: arrays in memory that the function reads, each with the value that it held at the beginning.
         constants: arrays that the function makes from numbers, by id.
     """
@@ -131,6 +132,7 @@ class Trace:
 
     def __init__(self, owners: Iterable[Array] = ()) -> None:
         self.graph = Graph()
+        self.arguments: list[tuple[Array, Value]] = []
         self.captured: list[tuple[Array, Value]] = []
         self.constants: dict[int, Array] = {}
         self._owners: dict[int, list[Array]] = {}  # by storage
@@ -143,7 +145,8 @@ class Trace:
         """Add an input with the layout of an array."""
         value = Value.like(like)
         self.graph.inputs.append(value)
-        return self.fake(value)
+        self.arguments.append((self.fake(value), value))
+        return self.arguments[-1][0]
 
     def value_of(self, x: Array) -> Value:
         """Return a value for an array in memory that the function reads for the first time."""
@@ -269,8 +272,9 @@ class Trace:
         return tuple(self.fake(v) if x is None else x for v, x in zip(values, targets, strict=True))
 
     def changed(self) -> list[tuple[Value, Value]]:
-        """The captured arrays that the function changed, as pairs of their first and last value."""
-        pairs = zip(self.captured, self._now, strict=True)
+        """The arguments and captured arrays that the function changed, as pairs of their first and last value."""
+        last = [*(x.storage.value for x, _ in self.arguments), *self._now]  # type: ignore[attr-defined]
+        pairs = zip((*self.arguments, *self.captured), last, strict=True)
         return [(old, new.window(old.shape, old.strides, 0)) for (_, old), new in pairs if old is not new]
 
 
