@@ -227,8 +227,7 @@ def recorded(call: Callable[[], None]) -> list[KernelLaunch]:
 
 def our_graph(torch: Any, launches: Sequence[KernelLaunch], calls: int) -> Graph:
     """Capture launches. Their temporaries are free, so nothing else may allocate until the last replay."""
-    driver, stream = backend_of(CUDA).driver, torch.cuda.current_stream().cuda_stream
-    side = torch.cuda.Stream()
+    driver, stream, side = backend_of(CUDA).driver, torch.cuda.current_stream().cuda_stream, torch.cuda.Stream()
     driver.synchronize()
     driver.begin_capture(side.cuda_stream)
     for _ in range(calls):
@@ -300,8 +299,7 @@ def compile_all(products: Sequence[Matmul], calls: Callable[[Matmul], dict[str, 
     try:
         for p in products:
             allow_tf32.set(p.kind == "tf32")
-            lead = (p.batch,) if p.batch > 1 else ()
-            kind = DTYPES[p.kind]
+            lead, kind = (p.batch,) if p.batch > 1 else (), DTYPES[p.kind]
 
             def array(shape: tuple[int, ...], kind: DType, *, is_transposed: bool = False) -> Array:
                 if not is_transposed:

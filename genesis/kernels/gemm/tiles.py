@@ -210,8 +210,7 @@ def _candidates(p: Problem, sm_count: int, shared: int, one_chain: bool) -> Iter
         tile = GemmTile(128, columns, 64, 8, 3 if columns == 256 else 5, specialized=True)
         count, steps = -(-p.m // 128) * -(-p.n // columns), -(-p.k // 64)
         step = _overlapped(_cycles(p, tile) / CYCLES, (128 + columns) * 128 * sm_count / L2_BYTES)
-        time = WS_START + -(-count // sm_count) * (steps * step + us)
-        yield Candidate(time, tile, schedule_of(count, steps, sm_count, 1))
+        yield Candidate(WS_START + -(-count // sm_count) * (steps * step + us), tile, Schedule(count, 0, 1, steps))
 
 
 def explained(p: Problem, found: list[Candidate]) -> Iterator[str]:
