@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ class Side:
             except queue.Empty:
                 raise SideError(f"no answer in {self.limit:.0f} s") from None
             if line is None:
+                self._lines.put(None)  # for later calls
                 self._errors.seek(0)
                 said = self._errors.read().strip()
                 print(said[-3000:], file=sys.stderr)
@@ -88,8 +89,9 @@ class Side:
     def send(self, asked: Any) -> None:
         """Send a line of JSON to the process, such as the number of steps to take."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # `answer` reports that the process has ended
+            self.process.stdin.write(json.dumps(asked) + "\n")
+            self.process.stdin.flush()
 
     def ask(self, asked: Any) -> dict[str, Any]:
         """Send a line and return the answer."""
