@@ -75,11 +75,11 @@ def test_it_has_the_bits_of_wide_tiles(m: int, n: int, k: int) -> None:
             whole = choose_tile(m, 2 * n, k, 132, shares=False)
             wide_rows_linear_into(wanted, x, [w], [] if b is None else [b], r, whole)
             np.testing.assert_array_equal(bits(found), bits(wanted))
-        (h, gate_up), (wanted_h, wanted) = ((poisoned(m, n), poisoned(m, 2 * n)) for _ in range(2))
-        exact_rows_into(gate_up, h, x, w, None, None)
-        wide_rows_swiglu_into(wanted_h, wanted, x, w, choose_tile(m, n, k, 132, 2))
-        np.testing.assert_array_equal(bits(gate_up), bits(wanted))
-        np.testing.assert_array_equal(bits(h), bits(wanted_h))
+    (h, gate_up), (wanted_h, wanted) = ((poisoned(m, n), poisoned(m, 2 * n)) for _ in range(2))
+    exact_rows_into(gate_up, h, x, w, None, None)
+    wide_rows_swiglu_into(wanted_h, wanted, x, w, choose_tile(m, n, k, 132, 2))  # without no_grad it stores gate_up
+    np.testing.assert_array_equal(bits(gate_up), bits(wanted))
+    np.testing.assert_array_equal(bits(h), bits(wanted_h))
 
 
 @pytest.mark.gpu
