@@ -13,7 +13,7 @@ from genesis.backend.cuda.compile import Signature
 __all__ = ["PARTS", "Kernels", "covering", "features", "rotated"]
 
 Kernels = list[tuple[Any, Signature]]
-PARTS = 8
+PARTS = 16
 
 
 def _kinds(signature: Signature) -> tuple[Any, ...]:
