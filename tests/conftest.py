@@ -78,19 +78,26 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Pac
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadgroup, forget what a worker has finished: xdist would look through all of it after each test."""
+    """With --dist loadgroup, give a worker whole files, where a group is not another unit: it makes their fixtures once.
+
+    What a worker has finished is forgotten: xdist would look through all of it after each test.
+    """
     if config.getvalue("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadGroupScheduling
 
-    class Forgetful(LoadGroupScheduling):
+    class ByFile(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid)
+            return nodeid.partition("::")[0] if scope == nodeid else scope
+
         def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
             scope = self._split_scope(self.registered_collections[node][item_index])
             super().mark_test_complete(node, item_index, duration)
             if all(self.assigned_work[node][scope].values()):
                 del self.assigned_work[node][scope]
 
-    return Forgetful(config, log)
+    return ByFile(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)

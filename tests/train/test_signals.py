@@ -258,11 +258,14 @@ def test_before_the_first_step_there_is_nothing_to_save(recipe: Path, tmp_path: 
 def test_at_random_instants(
     forks: Forks, recipe: Path, tmp_path: Path, expected: tuple[str, list[dict[str, Any]]]
 ) -> None:
-    """The same run is stopped again and again, each time a little after it went on."""
+    """The same run is stopped again and again, each time within the time that a whole one takes here and now."""
+    begun = time.perf_counter()
+    forks.run("train", recipe, f"train.output_dir={tmp_path / 'whole'}")
+    whole, tmp_path = time.perf_counter() - begun, tmp_path / "run"
     generator, codes = random.Random(3), []
     for turn in range(8):
         child = forks.start("train", recipe, "--resume=allow", f"train.output_dir={tmp_path}")
-        time.sleep(generator.uniform(0, 0.25))
+        time.sleep(generator.uniform(0, whole))
         number = SIGNALS[turn % 2]
         os.kill(child.pid, number)
         done = child.wait()
