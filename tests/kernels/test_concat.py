@@ -8,8 +8,8 @@ import pytest
 from genesis.array import Array, empty
 from genesis.backend import Device, backend_for
 from genesis.dtypes import bfloat16
-from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.gated import adapted_gemm_swiglu_into
+from genesis.kernels.gemm.low_rank import can_extend, concat_columns
 from genesis.ops.low_rank import LowRank, Operands, Pair
 from genesis.ops.shape import window
 

@@ -17,8 +17,7 @@ from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import DType, bfloat16, float16, float32, float64, int32
 from genesis.errors import DeviceError
-from genesis.kernels.gemm import copies, linalg
-from genesis.kernels.gemm.copies import alignment_is_profitable
+from genesis.kernels.gemm import linalg
 from genesis.kernels.gemm.few_columns import few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import quotient
 from genesis.kernels.gemm.tiles import GemmTile
@@ -41,7 +40,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         launch(kernel, *args, **keywords)  # type: ignore[arg-type]
 
     monkeypatch.setattr(linalg, "launch", spy)
-    monkeypatch.setattr(copies, "launch", spy)
     return kernels
 
 
@@ -334,10 +332,10 @@ def test_both_operands_are_copied(
 
 
 def test_a_copy_is_profitable_by_uses_of_its_elements() -> None:
-    assert alignment_is_profitable(2 * 2216 * 5486 * 336, 2 * 5486 * 2216)
-    assert alignment_is_profitable(2 * 40 * 1464 * 4700, 2 * 1464 * 4700)
-    assert not alignment_is_profitable(2 * 32 * 3560 * 3975, 2 * 3560 * 3975)
-    assert not alignment_is_profitable(2 * 100**3, 4 * 100**2)
+    assert linalg.alignment_is_profitable(2 * 2216 * 5486 * 336, 2 * 5486 * 2216)
+    assert linalg.alignment_is_profitable(2 * 40 * 1464 * 4700, 2 * 1464 * 4700)
+    assert not linalg.alignment_is_profitable(2 * 32 * 3560 * 3975, 2 * 3560 * 3975)
+    assert not linalg.alignment_is_profitable(2 * 100**3, 4 * 100**2)
 
 
 @pytest.mark.parametrize("epilogue", [(), ALL])
@@ -415,7 +413,7 @@ def copied_operands(monkeypatch: pytest.MonkeyPatch) -> list[Shape]:
         shapes.append(tuple(size for size in out.shape if size > 1))
         return copy(x, out=out)
 
-    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", 1)
+    monkeypatch.setattr(linalg, "MIN_MULTIPLY_ADDS", 1)
     monkeypatch.setattr(linalg, "copy", spy)
     return shapes
 
@@ -471,13 +469,13 @@ def test_scales_of_rows_follow_a_swapped_gemm(copied_operands: list[Shape]) -> N
 
 
 @pytest.mark.parametrize(
-    "x, y, large", [((37, 41), (41, 35), copies.MIN_MULTIPLY_ADDS), ((2, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
+    "x, y, large", [((37, 41), (41, 35), linalg.MIN_MULTIPLY_ADDS), ((2, 41), (41, 67), 1), ((1, 41), (41, 67), 1),
                     ((37, 12), (12, 35), 1), ((4, 6, 40), (4, 40, 6), 1)],
 )  # fmt: skip
 def test_no_operand_is_copied_for_few_uses(
     x: Shape, y: Shape, large: int, copied_operands: list[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MIN_MULTIPLY_ADDS", large)
+    monkeypatch.setattr(linalg, "MIN_MULTIPLY_ADDS", large)
     assert difference("nt", x, y, float32, None) < ROUNDING[float32]
     assert copied_operands == []
 

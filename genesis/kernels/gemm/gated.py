@@ -16,10 +16,9 @@ from genesis.backend import mode
 from genesis.backend.cuda import backend_of
 from genesis.dtypes import bfloat16, float32
 from genesis.kernels.elements import converted
-from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.low_rank import chain_operands, make_u
+from genesis.kernels.gemm.low_rank import can_extend, chain_operands, concat_columns, make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.elementwise import copy, fill
 from genesis.kernels.pointwise.swiglu import sigmoid_fast, swiglu_packed

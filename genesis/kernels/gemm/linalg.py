@@ -27,8 +27,7 @@ from genesis.backend.cuda.tma import Descriptor, is_describable
 from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, float64, int64
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
-from genesis.kernels.gemm import copies, gemm
-from genesis.kernels.gemm.copies import MIN_EXTENT, aligned_columns, alignment_is_profitable
+from genesis.kernels.gemm import gemm
 from genesis.kernels.gemm.few_columns import (
     MAX_EXACT_COLUMNS,
     few_columns_tile,
@@ -57,6 +56,11 @@ THIN, MIN_WIDTH, MIN_TERMS = 32, 512, 2048  # `_launch_thin`: largest number of 
 MIN_SUM = 64  # the fewest terms for `_launch_few_columns`
 PART_TILE, PARTS_IN_FLIGHT = 1024, 8192  # `gemm_reduce_splits`: elements of a program, and loads of parts at a time
 FLOAT32 = "ieee"  # input_precision of float32 without tf32
+MIN_EXTENT = 16  # the fewest elements along either axis for which copies of operands are profitable
+MIN_MULTIPLY_ADDS = 1 << 22  # the fewest multiply-adds for which an operand is copied to another layout first
+MIN_USES = 3  # uses of each element that save as much as an extra read and write costs
+MIN_FLOPS = 1 << 25  # FLOPs for which TMA saves as much time as launching a copy takes
+FLOPS_PER_BYTE = 36  # the same per byte copied: 60 TFLOP/s through pointers, 400 by TMA, copies at 2 TB/s (H100)
 
 
 # --- The GEMM as the kernels take it ----------------------------------------------------------------------------------
@@ -449,11 +453,19 @@ def _problem(p: Gemm, e: Epilogue, kind: str, a: TmaRegion, b: TmaRegion) -> Pro
     )  # fmt: skip
 
 
+def alignment_is_profitable(flops: int, nbytes: int) -> bool:
+    """Return whether copying `nbytes` bytes of operands, so that TMA loads them, makes a GEMM of `flops` FLOPs faster.
+    Loading element by element leaves the tensor cores idle for nine tenths of the time.
+    """
+    return flops > MIN_FLOPS + FLOPS_PER_BYTE * nbytes
+
+
 def _copied(x: Operand, batches: Shape, rows: int, columns: int) -> Operand:
     """Return a copy with contiguous columns, whose rows begin at multiples of 128 bytes."""
     array = x.array
     shape = tuple(size if step else 1 for size, step in zip(batches, x.batch, strict=True))
-    padded = empty((*shape, rows, aligned_columns(columns, array.dtype.itemsize)), array.dtype, array.device)
+    grain = 128 // array.dtype.itemsize
+    padded = empty((*shape, rows, -(-columns // grain) * grain), array.dtype, array.device)
     y = padded.view((*shape, rows, columns), padded.strides)
     copy(array.view(y.shape, (*x.batch, x.row, x.column)), out=y)
     batch = tuple(own if step else 0 for step, own in zip(x.batch, y.strides[:-2], strict=True))
@@ -538,7 +550,7 @@ def _b_copy_is_profitable(p: Gemm) -> bool:
     """Return whether B is K-major and copying it to MN-major saves more than it costs."""
     if p.b.row != 1 or min((*p.b.batch, p.b.column)) < 0 or p.k < MIN_EXTENT or p.n <= MAX_EXACT_COLUMNS:
         return False
-    return p.matrices * p.m * p.n * p.k >= max(copies.MIN_MULTIPLY_ADDS, copies.MIN_USES * _b_elements(p))
+    return p.matrices * p.m * p.n * p.k >= max(MIN_MULTIPLY_ADDS, MIN_USES * _b_elements(p))
 
 
 def _b_elements(p: Gemm) -> int:

@@ -159,6 +159,55 @@ def _extended(x: Array, width: int) -> Array:
     return out
 
 
+# --- Pairs as further columns of one GEMM -----------------------------------------------------------------------------
+
+# [x | u]·[W | B]ᵀ = x·Wᵀ + u·Bᵀ, with any kernel and epilogue. Copying reads and writes x and W, and saves passes over
+# the result, which is wider. Tiles: R rows x C columns.
+GRAIN = 8  # TMA addresses rows of a multiple of this many 2-byte elements
+ROWS, COLUMNS = 32, 128
+
+
+@triton.jit
+def concat_columns_kernel(p_o, p_x, p_u, rows, width, rank, part, so, sx, su, INT64: tl.constexpr, R: tl.constexpr,
+                          C: tl.constexpr):  # fmt: skip
+    """Store out[i] = [x[i] | 0 | u[i] | 0]. Each part of `part` rows has its own columns for u."""
+    i, j = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)[None, :]
+    if INT64:
+        i = i.to(tl.int64)
+    i = i * R + tl.arange(0, R)[:, None]  # [R, 1]
+    is_x = (i < rows) & (j < width)  # [R, C]
+    j_u = j - width - i // part * rank
+    is_u = (i < rows) & (j_u >= 0) & (j_u < rank)  # [R, C]
+    b_x = tl.load(p_x + i * sx + j, mask=is_x, other=0)  # [R, C]
+    b_u = tl.load(p_u + i * su + j_u, mask=is_u & (j >= width), other=0)  # [R, C]
+    tl.store(p_o + i * so + j, tl.where(j < width, b_x, b_u), mask=(i < rows) & (j < so))
+
+
+def can_extend(rows: int, width: int, rank: int) -> bool:
+    """Return whether concatenation is faster, for a product with `rows` rows and a result wider than `width`."""
+    return rows >= width and width % GRAIN == rank % GRAIN == 0
+
+
+def concat_columns(x: Array, u: Array, parts: int = 1) -> Array:
+    """Return [x | u] of x `[rows, width]` and u `[rows, rank]`, both with contiguous rows. With `parts` > 1, each of
+    these parts of u's rows has its own columns, and zeros fill the others.
+    """
+    (rows, width), rank = x.shape, u.shape[1]
+    assert x.strides[1] == u.strides[1] == 1 and u.shape[0] == rows and rows % parts == 0
+    out = empty((rows, width + parts * rank), x.dtype, x.device)
+    if out.size:
+        launch(
+            concat_columns_kernel, (triton.cdiv(rows, ROWS), triton.cdiv(out.shape[1], COLUMNS)), out, x, u, rows,
+            width, rank, rows // parts, out.shape[1], x.strides[0], u.strides[0],
+            INT64=needs_int64(out.shape, out.strides) or needs_int64(x.shape, x.strides), R=ROWS, C=COLUMNS,
+            num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+# --- Gradients --------------------------------------------------------------------------------------------------------
+
+
 @cuda_impl("low_rank_backward")
 def low_rank_backward(
     out: tuple[Array, ...], g: Array, u: Array, *arrays: Array, pairs: tuple[Pair, ...], is_result: bool = False

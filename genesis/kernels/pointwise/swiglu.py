@@ -26,10 +26,9 @@ from genesis.kernels.elements import (
     work_type,
 )
 from genesis.kernels.formulas import tile_function
-from genesis.kernels.gemm.copies import can_extend, concat_columns
 from genesis.kernels.gemm.fp8 import quantize_scaled_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.low_rank import Term, add_terms, low_rank_product
+from genesis.kernels.gemm.low_rank import Term, add_terms, can_extend, concat_columns, low_rank_product
 from genesis.kernels.gemm.warp_specialized import ws_swiglu_backward_into
 from genesis.kernels.pointwise.elementwise import copy
 from genesis.ops.linalg import is_wide_enough
