@@ -377,7 +377,9 @@ def _log_probs_vjp(ctx: Context, g: Array, *_: None) -> Grads:
         assert dx is not None and not ctx.needs[1], "linear_token_log_probs was recorded for a frozen head"
         return cast(mul(dx, reshaped(g, (g.shape[0], 1))), dtype=dx.dtype), None, None
     needs = ctx.needs[:2]
-    found = linear_token_log_probs_backward(g, *ctx.inputs, **attrs, needs=needs)
+    slot = ctx.gradient_slot(1) if needs[1] else None
+    out = (None, slot) if all(needs) else slot
+    found = linear_token_log_probs_backward(g, *ctx.inputs, **attrs, needs=needs, out=out)
     grads = iter(found if isinstance(found, tuple) else (found,))
     return *(next(grads) if each else None for each in needs), None
 

@@ -249,6 +249,16 @@ def test_gradients_are_written_where_they_stay() -> None:
     assert p["q"].grad.array.storage is p["q"]._gradient_buffer.storage
 
 
+def test_a_head_that_is_also_the_embedding_is_not_copied() -> None:
+    p, _ = flat_leaves()
+    ids = genesis.arange(6)
+    log_probs = F.linear_token_log_probs(F.embedding(ids, p["q"]), p["q"], ids)
+    with copies() as ran:
+        log_probs.sum().backward()
+    assert "copy" not in ran and ran[-2:] == ["linear_token_log_probs_backward", "embedding_add_"]
+    assert p["q"].grad.array.storage is p["q"]._gradient_buffer.storage
+
+
 def test_what_was_accumulated_is_added_in_the_same_op() -> None:
     p, _ = flat_leaves()
     x = whole(2, 3, 32, seed=30)

@@ -27,7 +27,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (6_079, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_955, ("genesis/compiler/",)),
-    "core and nn": (28_176, ("genesis/",)),
+    "core and nn": (28_178, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_420, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (92_354, ("tests/",)),
+    "tests": (92_364, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
