@@ -13,14 +13,14 @@ computed again from slices of the operands, and so are a few elements that an in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from genesis.array import Array
 from genesis.backend import Device
 from genesis.dtypes import DType
-from genesis.op import Op, registry
+from genesis.op import Op, execute, registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
 
 
@@ -129,6 +129,25 @@ class Graph:
         """The call that computes each value; inputs have none."""
         return {v: call for call in self.calls for v in call.outputs}
 
+    def run_ops(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run the calls one by one, as eager code does; return the arrays of the outputs."""
+        arrays = dict(zip(self.inputs, inputs, strict=True))
+        last = {v: call for call in self.calls for v in (*call.outputs, *call.reads)}
+        kept = set(self.results)
+        for call in self.calls:
+            operands = tuple([x.within(arrays[x.root]) if isinstance(x, Value) else x for x in call.inputs])
+            attrs = dict(call.attrs) if call.reads else {**call.attrs, "device": call.outputs[0].device}
+            for v, x in zip(call.outputs, execute(call.op, operands, attrs), strict=True):
+                arrays[v] = x
+                if x.strides != v.strides:  # the op alone stores its result in another order
+                    order = sorted(range(x.ndim), key=v.strides.__getitem__, reverse=True)
+                    shape, strides = (tuple(of[d] for d in order) for of in (x.shape, x.strides))
+                    arrays[v] = registry["copy"](x.view(shape, strides)).view(v.shape, v.strides)
+            for v in {*call.outputs, *call.reads} - kept:
+                if last[v] is call:
+                    del arrays[v]  # frees its memory
+        return [v.within(arrays[v.root]) for v in self.outputs]
+
     def lines(self) -> list[str]:
         """One line for each call, and one for the results."""
         names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
@@ -181,10 +200,6 @@ class Graph:
 
         first: dict[Any, Call] = {}
         same: dict[Value, Value] = {}
-        kept = []
-
-        def renamed(x: Any) -> Any:
-            return same[x.root].window(x.shape, x.strides, x.offset) if isinstance(x, Value) and x.root in same else x
 
         def key_of(x: Any) -> Any:
             if isinstance(x, Value):
@@ -192,17 +207,21 @@ class Graph:
             return exact(x) if is_value(x) else id(x)
 
         for call in self.calls:
-            inputs = tuple(renamed(x) for x in call.inputs)
+            inputs = tuple(renamed(x, same) for x in call.inputs)
             layouts = tuple((o.shape, o.strides, o.dtype) for o in call.outputs)
             attrs = tuple((name, key_of(value)) for name, value in call.attrs.items())
             renewed = Call(call.op, inputs, call.attrs, call.outputs)
             known = first.setdefault((call.op, tuple(map(key_of, inputs)), attrs, layouts), renewed)
-            if known is renewed:
-                kept.append(renewed)
-            else:
+            if known is not renewed:
                 same.update(zip(call.outputs, known.outputs, strict=True))
-        outputs = [renamed(v) for v in self.outputs]
-        return Graph(self.inputs, kept, outputs, [(a, renamed(b)) for a, b in self.writes])
+        outputs = [renamed(v, same) for v in self.outputs]
+        return Graph(self.inputs, list(first.values()), outputs, [(a, renamed(b, same)) for a, b in self.writes])
+
+
+def renamed(x: Any, names: Mapping[Value, Value]) -> Any:
+    """Return an operand with another value in place of its root, if there is one."""
+    value = names.get(x.root) if isinstance(x, Value) else None
+    return x if value is None else value.root.window(x.shape, x.strides, value.offset + x.offset)
 
 
 # --- Parts of arrays inside a kernel ----------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
-from genesis.array import Array, allocated, empty
+from genesis.array import Array, allocated
 from genesis.autograd.graph import calling_line
 from genesis.backend import CPU, Device
 from genesis.backend.cuda.dispatch import exact, is_value
-from genesis.compiler.graph import Call, Graph, Value
-from genesis.compiler.program import OpStep, Program, is_plain
+from genesis.compiler.graph import Call, Graph, Value, renamed
+from genesis.compiler.program import Program, is_plain
 from genesis.compiler.region import region_op
 from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposition, inferred, lazy
 from genesis.op import Op, current_tracer, execute, registry, tracing
@@ -59,35 +59,25 @@ class Piece:
     def run(self, graph: Graph, inputs: tuple[Array, ...], function: LazyFunction) -> Sequence[Array]:
         """Run the ops of a graph; return the arrays whose memory its outputs have."""
         self.runs += 1
-        program = self.program
-        if program is None:
-            is_due = self.runs == function.patience and function.programs < PROGRAMS
-            is_due = is_due and (len(graph.calls) > 1 or function.patience == 1)
-            graph = decomposed(graph).without_common_calls() if is_due else graph
+        is_due = self.program is None and self.runs == function.patience and function.programs < PROGRAMS
+        if is_due and (len(graph.calls) > 1 or function.patience == 1):
+            graph = decomposed(graph).without_common_calls()
             graph = graph.with_own_memory(range(len(graph.outputs))).without_dead_calls()
-            program = function.schedule(graph) if is_due else Program(graph, [OpStep(call) for call in graph.calls])
-            self.order = [program.results.index(v.root) for v in graph.outputs]
-            if is_due:
-                self.program, self.op = program, region_op(f"{function.name} piece", program)
-                function.programs += 1
+            self.program = function.schedule(graph)
+            self.op = region_op(f"{function.name} piece", self.program)
+            self.order = [self.program.results.index(v.root) for v in graph.outputs]
+            function.programs += 1
         if self.program is None:
-            results: Sequence[Array] = [empty(shape, dtype, program.device) for shape, dtype in program.specs()]
-            program.run(results, inputs)
-        else:
-            results = program.launch(self.op, inputs)
+            return graph.with_own_memory(range(len(graph.outputs))).run_ops(inputs)
+        results = self.program.launch(self.op, inputs)
         return [results[i] for i in self.order]
 
 
 def decomposed(graph: Graph) -> Graph:
     """Return the graph with ops of several passes as simple ops, which can be fused."""
     trace, simpler = Trace(), dict[Value, Value]()
-
-    def renamed(x: Any) -> Any:
-        value = simpler.get(x.root) if isinstance(x, Value) else None
-        return x if value is None else value.root.window(x.shape, x.strides, value.offset + x.offset)
-
     for call in graph.calls:
-        inputs = tuple(map(renamed, call.inputs))
+        inputs = tuple([renamed(x, simpler) for x in call.inputs])
         arrays = tuple([x.within(trace.fake(x.root)) if isinstance(x, Value) else x for x in inputs])
         simple = decomposition(call.op.name, arrays, call.attrs)
         if simple is None or not is_plain(call.outputs[0]):
@@ -95,7 +85,7 @@ def decomposed(graph: Graph) -> Graph:
             continue
         with active(trace):
             simpler[call.outputs[0]] = trace.read(simple(*arrays, **call.attrs))
-    return Graph(graph.inputs, trace.graph.calls, list(map(renamed, graph.outputs)))
+    return Graph(graph.inputs, trace.graph.calls, [renamed(v, simpler) for v in graph.outputs])
 
 
 class LazyFunction:
@@ -106,8 +96,8 @@ class LazyFunction:
 
     Attributes:
         inputs: (index, layout) -> the value of an array in memory.
-        calls: (op, operands, attributes) -> the calls of the graph, and the values of the results. An equal call on the
-            same values has the same results, so the graphs of equal pieces consist of the same objects.
+        calls: (op, operands, attributes) -> calls of the graph, and values of the results. Equal calls on equal values
+            share them, so the graphs of equal pieces consist of the same objects.
         pieces: (calls, results that are needed afterwards, inputs) -> piece.
         patience: number of the run at which a piece is compiled.
         programs: number of compiled pieces.
@@ -130,11 +120,7 @@ class LazyFunction:
 
 
 class Recorder(Trace):
-    """The tracer of one call of a function. It writes a graph until something needs a value, and then runs it.
-
-    Attributes:
-        made: storages without memory.
-    """
+    """The tracer of one call of a function. It writes a graph until something needs a value, and then runs it."""
 
     is_functional = False
 
@@ -144,7 +130,7 @@ class Recorder(Trace):
 
     def _begin(self) -> None:
         super().__init__()
-        self.made: list[Any] = []
+        self.made: list[Any] = []  # storages without memory
 
     # --- What the thread does besides calls of ops --------------------------------------------------------------------
 

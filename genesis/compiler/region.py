@@ -23,7 +23,7 @@ from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program, Replayed
 from genesis.compiler.trace import Break, Trace, active
 from genesis.errors import GradientError
-from genesis.op import Context, Op, current_tracer, execute, registry
+from genesis.op import Context, Op, current_tracer, registry
 
 _numbers = itertools.count(1)
 
@@ -131,22 +131,7 @@ class Region:
                     raise GradientError(what, next="keep the input, or call the function without compile")
                 x = taped(x, edge, current_tracer()) if edge is not None else x
             found.append(x)
-        arrays = dict(zip(self.joint.inputs, [*found, *incoming], strict=True))
-
-        def operand(x: Any) -> Any:
-            if not isinstance(x, Value):
-                return x
-            root = arrays[x.root]
-            if x.root is not x and root.strides != x.root.strides:  # the op alone stores its result in another order
-                order = sorted(range(root.ndim), key=lambda d: -x.root.strides[d])
-                shape, strides = (tuple(of[d] for d in order) for of in (root.shape, root.strides))
-                root = registry["copy"](root.view(shape, strides))
-            return root if x.root is x else x.within(root)
-
-        for call in self.joint.calls:
-            attrs = dict(call.attrs) if call.inputs else {**call.attrs, "device": call.outputs[0].device}
-            arrays.update(zip(call.outputs, execute(call.op, tuple(map(operand, call.inputs)), attrs), strict=True))
-        return self._of_all_inputs(ctx, [operand(v) for v in self.joint.outputs[len(self.values) :]])
+        return self._of_all_inputs(ctx, self.joint.run_ops([*found, *incoming])[len(self.values) :])
 
 
 def _backward(

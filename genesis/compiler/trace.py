@@ -248,13 +248,14 @@ class Trace:
                 continue
             value, (before, offset) = values[i], self._place(x)
             root = changed.get(before, before)
-            if x.dtype is value.dtype and x.shape == value.shape and (op.elementwise or x.is_contiguous):
-                value.strides = x.strides
-            if (x.dtype, x.strides) != (value.dtype, value.strides):
-                values[i] = Value.like(x)
-                calls.append(Call(registry["cast"], (value,), {"dtype": x.dtype}, (values[i],)))
             covers = offset == 0 and x.size == root.size and is_dense(x.shape, x.strides)
-            if (x.shape, x.strides, offset) != (root.shape, root.strides, 0) and not covers:
+            covers = covers or (x.shape, x.strides, offset) == (root.shape, root.strides, 0)
+            if covers and x.dtype is value.dtype and (op.elementwise or x.is_contiguous):
+                value.strides = x.strides
+            if x.dtype is not value.dtype or (covers and x.strides != value.strides):
+                values[i] = Value.like(x) if covers else Value.new(x.shape, x.dtype, device)
+                calls.append(Call(registry["cast"], (value,), {"dtype": x.dtype}, (values[i],)))
+            if not covers:
                 attrs = {"shape": x.shape, "strides": x.strides, "offset": offset}
                 part, values[i] = values[i], Value.like(root)
                 calls.append(Call(registry["as_strided_scatter"], (root, part), attrs, (values[i],)))
