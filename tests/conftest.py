@@ -78,7 +78,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Pac
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadgroup, give a worker whole files, where a group is not another unit: it makes their fixtures once.
+    """With --dist loadgroup, give a worker whole files, unless groups are other units: it makes their fixtures once.
 
     What a worker has finished is forgotten: xdist would look through all of it after each test.
     """

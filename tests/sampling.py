@@ -1,4 +1,4 @@
-"""The sample that `make unit` runs of a test with many cases: every value of every argument occurs in it."""
+"""The sample that `make unit` runs of a test with many cases; `make unit-full` runs the others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _told_apart(value: Any) -> Any:
 
 
 def leave_to_full(items: Sequence[pytest.Item]) -> None:
-    """Mark as `full` those cases of tests marked `sample` that are not in the sample."""
+    """Mark as `full` those cases of tests marked `sample` that are not in the sample.
+
+    `sample(2)` asks for all pairs of values, `sample(cases=4)` for every nth case, so that there are at most 4.
+    """
     tests: dict[Any, list[pytest.Function]] = {}
     for item in items:
         if (
@@ -48,8 +51,11 @@ def leave_to_full(items: Sequence[pytest.Item]) -> None:
         ):
             tests.setdefault((item.path, item.cls, item.originalname), []).append(item)
     for cases in tests.values():
-        together = (*cases[0].get_closest_marker("sample").args, 1)[0]  # type: ignore[union-attr]
-        chosen = covering([case.callspec.params for case in cases], together)
+        asked: Any = cases[0].get_closest_marker("sample")
+        if most := asked.kwargs.get("cases"):
+            chosen = list(range(0, len(cases), -(-len(cases) // most)))
+        else:
+            chosen = covering([case.callspec.params for case in cases], *asked.args)
         for i in set(range(len(cases))) - set(chosen):
             cases[i].add_marker(pytest.mark.full)
 

@@ -93,6 +93,7 @@ def test_a_chain_of_ten_thousand_ops() -> None:
     del y  # freeing the chain must not run out of stack, either
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("run_backward", [True, False])
 def test_a_long_chain_is_freed(run_backward: bool, no_collector: None) -> None:
     a = leaf(genesis, 1.0)

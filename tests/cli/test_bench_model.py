@@ -81,6 +81,7 @@ def test_weights_in_2_bytes(shape: str) -> None:
     assert (memory["case"], memory["optimizer"]) == ("2x8", 5 * memory["weights"])
 
 
+@pytest.mark.full
 def test_the_recipes_model_is_a_size() -> None:
     code, text, _ = benched("--size", "quickstart", "--batch-size", "1", "--seq-len", "16", "--fast", "--json", "-")
     assert code == 0 and json.loads(text)["settings"]["parameters"] == 4_000_512

@@ -98,6 +98,7 @@ def test_the_example_of_chats_is_current() -> None:
     assert file.path.is_file() and file.name == CHATS
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("name", [name for name in recipes.names() if name != "quickstart"])
 def test_a_recipe_takes_its_first_steps(name: str, model: Path, here: Path) -> None:
     """quickstart itself is trained in tests/test_right_from_day_one.py."""
@@ -157,6 +158,7 @@ def test_without_a_word_a_new_model_for_this_machine(here: Path) -> None:
     done("init", "--force")
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("goal", ["lora", "full", "dpo", "reward", "pretrain"])
 def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here: Path) -> None:
     (here / "mine.jsonl").write_text("")

@@ -271,6 +271,7 @@ class Full(io.StringIO):
 
 
 class TestOutput:
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("name", COMMANDS)
     def test_a_full_stdout_is_exit_8(self, name: str) -> None:
         source, words = COMMANDS[name]
@@ -339,6 +340,7 @@ sys.exit(main())
 
 
 class TestInterruption:
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("name", ["genesis_cli.app", "genesis_cli.environment"])
     def test_ctrl_c_while_modules_are_imported(self, name: str) -> None:
         done = subprocess.run(

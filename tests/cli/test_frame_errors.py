@@ -83,6 +83,7 @@ def test_an_error_of_a_command(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_debug_shows_the_traceback_wherever_it_stands(place: int) -> None:
     words = ["train", "quickstart"]
@@ -150,6 +151,7 @@ def test_a_control_character_on_the_command_line_is_escaped() -> None:
         assert "\x1b" not in done.stderr
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(
     "work",
     [
@@ -214,12 +216,14 @@ def train(config, **kw):
     assert genesis_with(source, "train", "quickstart").returncode == 4
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("hard, code", [(7, 6), (1024, 0)])
 def test_a_limit_on_open_files_is_raised_or_named(hard: int, code: int) -> None:
     done = genesis("--version", preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (7, hard)))
     assert (done.returncode, "ulimit -n" in done.stderr) == (code, code == 6)
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("command", ["schema", "--version", "--help"])
 def test_a_full_disk_behind_stdout_is_exit_8(command: str) -> None:
     with open("/dev/full", "w") as full:
@@ -228,6 +232,7 @@ def test_a_full_disk_behind_stdout_is_exit_8(command: str) -> None:
     assert done.stderr.startswith("error: writing failed: No space left on device")
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("command", ["schema", "env"])
 def test_a_reader_that_has_enough_is_no_error(command: str) -> None:
     reader, writer = os.pipe()
@@ -262,6 +267,7 @@ def train(config, console, **kw):
 """
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("closing", ["0<&- 1>&- 2>&-", "1>&-", "2>&-"])
 def test_files_never_take_the_place_of_closed_streams(tmp_path: Path, closing: str) -> None:
     shell = ["sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-c", FAKE_SESSION.format(source=CLOSED)]
@@ -280,6 +286,7 @@ def train(config, console, **kw):
 """
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("sink", ["head", "/dev/full"])
 def test_training_goes_on_when_stdout_fails(tmp_path: Path, sink: str) -> None:
     words = ("train", "quickstart", f"train.output_dir={tmp_path / 'done'}")

@@ -26,6 +26,7 @@ def test_the_help_has_the_tasks_in_order() -> None:
         assert any(line.startswith(f"  {name} ") for line in out.splitlines()), name
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -84,6 +84,7 @@ def test_json_alone_on_stdout(recipe: Path) -> None:
     assert (report["device"], settings["micro-batches"], settings["rows"], settings["tokens"]) == ("cpu", 2, 2, 32)
 
 
+@pytest.mark.full
 def test_captured_and_eager_steps_on_cuda(recipe: Path) -> None:
     words = ["train.device=cuda", "train.batch_size=1", "train.accumulation_steps=1", "data.seq_len=8"]
     code, text, _ = profiled(recipe, *words, "--steps", "1", "--json", "-")

@@ -51,6 +51,7 @@ def losses(recipe: Path, output: Path, device: str, *settings: str) -> tuple[lis
     return [(r.loss_sum, r.grad_norm) for r in results], training.state.hash(), captured
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -75,6 +75,7 @@ def test_an_optimizer_of_tensor_operations_is_not_captured(name: str) -> None:
     assert "on the host" in optimizer.not_capturable
 
 
+@pytest.mark.sample(cases=7)
 @pytest.mark.parametrize("name", RULES)
 def test_replays_are_the_steps_of_an_eager_optimizer(name: str) -> None:
     optimizer, params = make(name)

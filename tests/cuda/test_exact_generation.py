@@ -107,6 +107,7 @@ def test_in_python(model: genesis_models.CausalLM) -> None:
         model.generate(ids, exact=1)  # type: ignore[arg-type]
 
 
+@pytest.mark.full
 def test_a_prompt_passes_once(model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[list[int]] = []
     take_over = DeviceCache.take_over

@@ -411,6 +411,7 @@ def test_a_long_text_passes_from_bucket_to_bucket() -> None:
     assert [key[1] for key in captured(model)] == [512, 1024, 2048]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not is_interpreted(), reason="other tests share a GPU's memory")
 def test_prompts_wait_for_fewer_rows_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 16 MiB, beside which 64 are left: there are several, then one, then an error that says what to do."""

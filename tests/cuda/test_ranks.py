@@ -88,6 +88,7 @@ def check_overlapped(runs: DeviceRuns, name: str, ranks: int, order: str, *setti
     assert hash_of(done) == runs.hash_alone(*settings)
 
 
+@pytest.mark.full
 def test_exchange_beside_the_step(runs: DeviceRuns) -> None:
     """ZeRO-1, bfloat16 with split masters; the steps wait for nothing, which `stream_order.install` checks."""
     check_overlapped(runs, "beside", 2, "comm stream last")

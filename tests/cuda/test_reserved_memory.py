@@ -135,6 +135,7 @@ def check_reserved_with_evaluations(device: Device) -> None:
     assert cuda.max_memory_reserved(device) == pytest.approx(plan.reserved, rel=0.02)
 
 
+@pytest.mark.full
 def test_a_plan_says_what_is_reserved_with_evaluations() -> None:
     program = "from tests.cuda import test_reserved_memory as here; here.in_new_process()"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)

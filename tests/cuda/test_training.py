@@ -204,6 +204,7 @@ def test_steps_wait_for_nothing(recipe: Path, tmp_path: Path, monkeypatch: pytes
     assert calls == ["synchronize_event"]
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("is_pinned", [True, False])
 def test_a_snapshot_waits_for_nothing(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
@@ -330,6 +331,7 @@ def test_the_interpreter_is_never_chosen_by_auto() -> None:
     assert preparation.resolve_device("cuda") == CUDA
 
 
+@pytest.mark.full
 def test_generation_and_evaluation_run_on_cuda_as_on_the_cpu(recipe: Path, tmp_path: Path) -> None:
     quick = ("train.steps=1", "eval.prompts=[]", "eval.max_batches=1", "train.device=cpu")
     config = load(recipe, str(tmp_path / "run"), *SMALL, *quick)

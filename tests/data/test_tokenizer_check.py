@@ -73,6 +73,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_end_the_process_is_refused(tmp_path: Path, name: str) -> None:
     parts, reason = REFUSED[name]

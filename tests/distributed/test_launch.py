@@ -102,6 +102,7 @@ CODES: dict[str, tuple[str, int, str]] = {
 }
 
 
+@pytest.mark.sample(cases=5)
 @pytest.mark.parametrize("case", CODES)
 def test_exit_codes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code is the cause's. Ranks that outlive it by the grace period are killed."""
@@ -125,6 +126,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("case", BEFORE)
 def test_before_ranks_have_met(case: str, tmp_path: Path) -> None:
     """None waits for one that is gone: there is nothing to save, and none but the launcher can see it."""
@@ -250,6 +252,7 @@ def instants(count: int) -> list[tuple[str, float]]:
     return [(whats[each % len(whats)], draw.uniform(0, 0.12)) for each in range(count)]
 
 
+@pytest.mark.sample(cases=3)
 @pytest.mark.parametrize(("what", "after"), instants(8))
 def test_random_instants(what: str, after: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal to the launcher or SIGKILL to a rank, also while ranks start: a known code, and nothing is left."""

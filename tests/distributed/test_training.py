@@ -76,6 +76,7 @@ def test_saves_in_the_background(runs: Runs) -> None:
     assert len(before_last[0]) > 24 and before_last[0] == before_last[1]
 
 
+@pytest.mark.full
 def test_each_rank_writes_some_of_a_checkpoint_that_training_waits_for(runs: Runs) -> None:
     """The tensors of one process, in a file of each rank; damage that one rank finds is every rank's error."""
     settings = (*SETTINGS["masters"], "train.steps=2", "checkpoint.every=1", "checkpoint.background=off")
@@ -101,6 +102,7 @@ def test_each_rank_writes_some_of_a_checkpoint_that_training_waits_for(runs: Run
         path.write_bytes(kept)
 
 
+@pytest.mark.full
 def test_ranks_without_optimizer_states_save_what_one_process_does(runs: Runs) -> None:
     settings = (*SIZES, "optim.name=sgd", "optim.momentum=0", "train.steps=2", "eval.every=null", "checkpoint.every=1")
     found = []
@@ -112,6 +114,7 @@ def test_ranks_without_optimizer_states_save_what_one_process_does(runs: Runs) -
     assert found[0] == found[1] and "optimizer.safetensors" in found[0][1]
 
 
+@pytest.mark.full
 def test_a_rank_that_is_killed_in_a_save_in_the_background(runs: Runs) -> None:
     """Of the second save's calls one; `tests.distributed.full` goes through all of them."""
     expected = runs.saving("waited-for", 1, "off")
@@ -119,11 +122,13 @@ def test_a_rank_that_is_killed_in_a_save_in_the_background(runs: Runs) -> None:
     assert run_killed(runs, "off", "kill_at", 1, 7, expected) is None  # rank 1 writes its share of the second save
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("name", ["masters", "muon"])
 def test_other_settings(name: str, runs: Runs) -> None:
     assert len(set(runs.hashes(name, SETTINGS[name], (1, 2), 4).values())) == 1
 
 
+@pytest.mark.full
 def test_adapters(forks: Forks) -> None:
     """With dropout, whose noise is that of the micro-batch and not of the rank."""
     with memory_folder() as folder:

@@ -37,6 +37,7 @@ def fail(peers: Peers) -> None:
     raise NumericError("the loss is nan")
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("busy", [0, 1])
 @pytest.mark.parametrize("go", [leave, fail])
 def test_a_rank_at_work_is_interrupted(busy: int, go: Callable[[Peers], None], tmp_path: Path) -> None:

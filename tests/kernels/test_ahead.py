@@ -228,6 +228,7 @@ with collected():
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kinds", [["half"], pytest.param(["half", "tf32"], marks=pytest.mark.full)])
 def test_gemms_use_the_shared_memory_that_is_counted_for_them(kinds: list[str], tmp_path: Path) -> None:
     """Also where the result is added to what is there, which is then read through shared memory."""

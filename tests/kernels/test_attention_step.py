@@ -379,6 +379,7 @@ def compiled(kind: int) -> list[dict[str, int]]:
     return rows
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", [pytest.param(0, marks=pytest.mark.full), 1, pytest.param(2, marks=pytest.mark.full)])
 def test_code_for_hopper_waits_before_it_reads_what_is_new(kind: int) -> None:
     """The first keys and values are loaded before the wait where qkv alone is new."""

@@ -42,6 +42,7 @@ def compiled() -> list[Any]:
     return rows
 
 
+@pytest.mark.full
 def test_it_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = "import json; from tests.kernels.test_attention_step_exact import compiled; print(json.dumps(compiled()))"

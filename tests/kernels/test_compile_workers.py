@@ -88,6 +88,7 @@ def test_workers_compile_and_end(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache" / "genesis" / "kernels").glob("*.kernel"))) == 2
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(
     ("how", "most"), [("killed", 0), pytest.param("garbled", 0, marks=pytest.mark.full), ("own", 2)]
 )

@@ -37,6 +37,7 @@ def compiled() -> list[Any]:
     return [kernel.fn.__name__, made.warps, made.shared]
 
 
+@pytest.mark.full
 def test_it_compiles() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = "import json; from tests.kernels.test_exact_rows import compiled; print(json.dumps(compiled()))"

@@ -202,6 +202,7 @@ def test_forms_in_8_bits_and_with_pairs_compile() -> None:
     assert "concat_columns_kernel" in names
 
 
+@pytest.mark.full
 def test_which_layers_are_in_8_bits() -> None:
     forward, plain = ["quantize_rows_kernel", "gemm_ws"], ["gemm_ws"]
     backward = ["quantize_rows_kernel", "quantize_transposed_kernel", "quantize_rows_kernel", "gemm_ws"]

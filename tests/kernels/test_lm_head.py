@@ -297,6 +297,7 @@ def test_a_label_that_is_nearly_certain(classes: int, common: float) -> None:
 LOSSES = (30, 54, 57, 80, 88, 90, 200, 1000, 3e4)  # a row overflows from 80·ln 2 = 55.5 on; e^88.7 is ∞ in float32
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(("classes", "common"), [(200, 0.0), (256, 90.0)])
 def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> None:
     """Rows beside others of their block, and a block beside another."""
@@ -308,6 +309,7 @@ def test_a_label_far_below_the_largest_logit(classes: int, common: float) -> Non
     check(logits, labels, common)
 
 
+@pytest.mark.full
 def test_overflowed_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, launched: list[Any]) -> None:
     monkeypatch.setattr(loss, "WORKSPACE", 1)
     monkeypatch.setattr(labelled, "MIN_ROWS", 256)
@@ -490,8 +492,8 @@ def test_log_probabilities_have_the_same_bits_with_and_without_gradients(
     ("dtype", "needs"),
     [
         pytest.param(bfloat16, (True, True), marks=pytest.mark.full),
+        pytest.param(float32, (True, True), marks=pytest.mark.full),
         (bfloat16, (False, True)),
-        (float32, (True, True)),
     ],
 )
 def test_log_probabilities_of_labels_and_their_weighted_gradients(

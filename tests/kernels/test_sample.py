@@ -81,6 +81,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.sample(cases=6)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_are_those_of_the_reference(name: str) -> None:
     logits = (np.random.default_rng(1).standard_normal((6, V)) * 3).astype(np.float32)
@@ -174,6 +175,7 @@ def test_programs_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         assert_equal(logits, settings, top_k)
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_programs_of_whole_rows(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
     """As more rows have. Top-p leaves out none of the tokens from the bins, those below 2^-16, or those below 2^-8."""

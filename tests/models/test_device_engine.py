@@ -132,6 +132,7 @@ def test_the_host_launches_ahead_and_no_step_that_nobody_needs(
     assert events.count("step") == 6  # both rows are given to the next request when their last step was launched
 
 
+@pytest.mark.full
 def test_rows_that_become_free_are_filled_together(
     model: genesis_models.CausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

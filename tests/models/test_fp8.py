@@ -185,6 +185,7 @@ def gradients(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[set[tuple[s
     return found, np.concatenate([p.grad.cpu().numpy().reshape(-1) for p in model.parameters()])
 
 
+@pytest.mark.full
 def test_products_of_few_columns_stay_as_they_are_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
     for fewest in (65, 96, 161):

@@ -67,6 +67,7 @@ def test_the_engine_continues_as_the_plain_one(kind: Kind) -> None:
     assert all(len(ids) >= 9 for ids in found.values())
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 def test_on_a_gpu(kind: Kind) -> None:
     """The same logits, of a prompt and of a token behind it, from four launches a layer and one of the head."""

@@ -204,6 +204,7 @@ def test_nothing_is_quantized_unless_it_is_asked_for() -> None:
         assert not np.array_equal(found.numpy(), layer(x, weights, 1).numpy())
 
 
+@pytest.mark.sample(cases=3)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("layer", [linear_of, packed_linear_of, norm_linear_of])
 @pytest.mark.parametrize(("inner", "out"), [(48, 64), (64, 48)])
@@ -216,6 +217,7 @@ def test_a_product_with_fewer_columns_stays_as_it_is(device: str, layer: Layer, 
     assert above == plain
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("lying", [apart, neighbours])
 def test_each_product_of_a_gated_mlp_is_told_apart(device: str, lying: Callable[[Layer], Layer]) -> None:

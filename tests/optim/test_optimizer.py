@@ -50,6 +50,7 @@ def values(params: list[Tensor]) -> np.ndarray:
 # --- Saving and loading -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(cases=20)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ALL)
@@ -250,6 +251,7 @@ def test_repr_shows_groups() -> None:
 # --- 2-byte parameters ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(cases=12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ALL)
 def test_masters_follow_the_float32_run(name: str, kind: str) -> None:

@@ -44,6 +44,7 @@ def worst(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.max(np.abs(found - expected) / np.maximum(1, np.abs(expected))))
 
 
+@pytest.mark.sample(cases=14)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("name", "optimizer", "settings"), RUNS, ids=[r[0] for r in RUNS])
 def test_float64_follows_the_reference(

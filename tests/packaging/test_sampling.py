@@ -35,3 +35,9 @@ def test_unordered_arguments_are_all_kept() -> None:
 @pytest.mark.parametrize("b", [1, 2])
 def test_other_cases_are_full(a: int, b: int, request: pytest.FixtureRequest) -> None:
     assert (request.node.get_closest_marker("full") is None) == (a == b)
+
+
+@pytest.mark.sample(cases=2)
+@pytest.mark.parametrize("a", range(5))
+def test_every_third_case_is_kept(a: int, request: pytest.FixtureRequest) -> None:
+    assert (request.node.get_closest_marker("full") is None) == (a % 3 == 0)

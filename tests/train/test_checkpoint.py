@@ -279,6 +279,7 @@ class TestLoading:
         with pytest.raises(AssertionError, match="is not in"):
             self.check_refused(saved, "data_state.json")
 
+    @pytest.mark.sample(cases=5)
     @pytest.mark.parametrize("name", [*sorted(FILES), "manifest.json"])
     def test_a_file_cut_short_or_gone(self, saved: Training, name: str) -> None:
         path = saved.checkpoints.folder(2) / name
@@ -323,6 +324,7 @@ class TestStateOfAnotherRun:
         steps(training, 1)
         return training
 
+    @pytest.mark.sample(cases=4)
     @pytest.mark.parametrize(
         "overrides, named",
         [

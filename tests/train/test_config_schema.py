@@ -95,6 +95,7 @@ def test_complaints_sees_a_value_out_of_bounds() -> None:
     assert complaints(data) == {"greater_than_equal"}
 
 
+@pytest.mark.sample(cases=30)
 @pytest.mark.parametrize("setting", list(SETTINGS), ids=NAMES)
 def test_a_misspelled_key_is_named_with_the_right_one(setting: tuple[str, str]) -> None:
     section, key = setting

@@ -298,6 +298,7 @@ def test_preferences_without_their_objective(tmp_path: Path, capfd: pytest.Captu
 # --- Kills and ranks --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.xdist_group("runs in forks")
 @pytest.mark.parametrize("how", [("lora=null",), pytest.param((), marks=pytest.mark.full)], ids=["full", "adapters"])
 def test_two_ranks_have_the_hash_of_one(forks: Forks, tmp_path: Path, how: tuple[str, ...]) -> None:

@@ -67,6 +67,7 @@ def weights(config: Config) -> str:
     return hashlib.sha256((Path(config.train.output_dir) / "model.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("stop", range(1, STEPS))
 def test_stopped_at_any_step(recipe: Path, stop: int) -> None:
     whole, halved = load(recipe, "whole"), load(recipe, "halved")

@@ -133,6 +133,7 @@ def settings_of(case: Mapping[str, Any], defaults: Mapping[str, float]) -> dict[
     return found
 
 
+@pytest.mark.sample(cases=6)
 @pytest.mark.parametrize(("kind", "seed", "name"), cases("dpo", "cpo", "orpo"))
 def test_pairs(kind: str, seed: int, name: str) -> None:
     of_seed = page(kind)["seeds"][str(seed)]
