@@ -18,7 +18,7 @@ from genesis.dtypes import bfloat16, float32
 from genesis.kernels.elements import converted
 from genesis.kernels.gemm.fp8 import quantize_operands
 from genesis.kernels.gemm.linalg import Scales, matmul_into
-from genesis.kernels.gemm.low_rank import can_extend, chain_operands, concat_columns, make_u
+from genesis.kernels.gemm.low_rank import can_extend, concat_columns, make_u
 from genesis.kernels.gemm.warp_specialized import is_for_swiglu, ws_swiglu_into
 from genesis.kernels.pointwise.elementwise import copy, fill
 from genesis.kernels.pointwise.swiglu import sigmoid_fast, swiglu_packed
@@ -59,8 +59,9 @@ def adapted_gemm_swiglu_into(
 ) -> bool:
     """Compute `gemm_swiglu_into` with low-rank pairs, as [x | u]·[weight | B]ᵀ, and u `[m, rank]`, contiguous.
 
-    Returns False, without writing h and gate_up, where copying costs more, or unless gate and up have pairs of the same
-    rank with a single operand B. Factors, which add a rounding, require bfloat16 and `is_for_swiglu`.
+    Returns False, without writing h and gate_up, where copying costs more, inside `genesis.exact`, or unless gate and
+    up have pairs of the same rank with a single operand B. Factors, which add a rounding, require bfloat16 and
+    `is_for_swiglu`.
     """
     halves, factors = [(0, h.shape[1]), (h.shape[1], 2 * h.shape[1])], operands.factors
     is_regular = [p[:2] for p in low_rank.pairs] == halves and len({p.rank for p in low_rank.pairs}) == 1
@@ -69,13 +70,7 @@ def adapted_gemm_swiglu_into(
     properties = backend_of(x.device).driver.properties
     if properties.capability < (9, 0) or x.dtype.itemsize != 2 or not x.size or not h.size or not weight.is_contiguous:
         return False
-    if mode.exact:
-        if factors is not None or low_rank.dropout is not None:
-            return False  # `linear` refuses them
-        make_u(u, x, operands, low_rank)
-        ((left, right),) = chain_operands(x, [weight], u, operands, low_rank)
-        return gemm_swiglu_into(h, gate_up, left, right)
-    if not can_extend(x.shape[0], x.shape[1], low_rank.rank):
+    if mode.exact or not can_extend(x.shape[0], x.shape[1], low_rank.rank):
         return False
     if factors is not None and not (x.dtype is bfloat16 and is_for_swiglu(x, h.shape[1])):
         return False
