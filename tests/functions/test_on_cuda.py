@@ -78,7 +78,8 @@ NO_CALL = {
 # With more operands than the calls here have; each is one op, which the op suite runs on both devices.
 FUSED = {
     "attention", "attention_packed", "layer_norm", "linear_cross_entropy", "norm_linear", "norm_mlp", "norm_rope",
-    "linear_distillation", "linear_token_log_probs", "packed_linear", "rms_norm", "rope", "addmv", "baddbmm",
+    "linear_distillation", "linear_loss_and_hits", "linear_token_log_probs", "packed_linear", "rms_norm", "rope",
+    "addmv", "baddbmm",
 }  # fmt: skip
 
 
