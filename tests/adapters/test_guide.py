@@ -42,6 +42,7 @@ def commands() -> list[list[str]]:
     return [[*each, *SMALL.get(each[0], [])] for each in words]
 
 
+@pytest.mark.full
 def test_the_guide_to_fine_tuning_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

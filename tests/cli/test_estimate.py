@@ -147,6 +147,7 @@ def test_as_json_with_what_would_make_it_fit(folder: Path) -> None:
     assert fits <= found["room"] < not_any_more
 
 
+@pytest.mark.full
 def test_advice_names_only_what_would_make_it_fit() -> None:
     """Where a batch has one row, or even one row does not fit, it is no advice to lower it."""
     longer = {**TINY, "max_position_embeddings": 4096}
@@ -275,6 +276,7 @@ def test_on_the_cpu_a_few_layers_and_rows_tell_what_all_take(vocabulary: int, se
     assert plan.total == pytest.approx(whole["start and steps"] + whole["others"], rel=0.1)
 
 
+@pytest.mark.full
 def test_of_several_threads_each_holds_its_share_and_its_gradients() -> None:
     """With twice the rows on two threads: the update is taken once, activations and gradients of shares twice."""
     model = {**TINY, "num_hidden_layers": 2}
@@ -294,6 +296,7 @@ def test_the_command_on_the_cpu(folder: Path) -> None:
     assert "device: the CPU" in out and "peak" in out and "fit:" not in out
 
 
+@pytest.mark.full
 def test_the_plan_of_a_gpu_on_a_machine_without_one(tmp_path: Path) -> None:
     """In a process of its own, because the interpreter of kernels in this one counts as a GPU."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -238,6 +238,7 @@ def test_a_long_question_is_cut_from_the_left(chat_model: Path, tmp_path: Path) 
     assert code == 4 and f"{task}:1: choices[1]" in told, told
 
 
+@pytest.mark.full
 def test_a_base_model_is_measured_on_chats_by_a_named_template(chat_model: Path, tmp_path: Path) -> None:
     chat = {"role": "user", "content": "words?"}, {"role": "assistant", "content": "some words"}
     data = written(tmp_path / "d.jsonl", {"messages": chat})

@@ -280,6 +280,7 @@ class TestOutput:
         assert done.returncode == 8
         assert done.stderr.startswith("error: writing failed: No space left on device\n")
 
+    @pytest.mark.full
     @pytest.mark.parametrize("name", ["generate"])
     def test_a_reader_that_has_enough_is_no_error(self, name: str) -> None:
         source, words = COMMANDS[name]
@@ -352,6 +353,7 @@ class TestInterruption:
         )
         assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
 
+    @pytest.mark.full
     def test_ctrl_c_in_a_finalizer(self) -> None:
         """Python prints and forgets an exception there."""
         source = """

@@ -158,6 +158,7 @@ def test_generated_text_cannot_drive_a_terminal(stream: list[str]) -> None:
     assert done.stdout.endswith("\\x1b[31mred\ttab\n")
 
 
+@pytest.mark.full
 def test_generated_text_appears_piece_by_piece() -> None:
     slow = "import time\ndef generate(folder, prompt, **options):\n yield 'first'\n time.sleep(30)\n yield 'last'"
     command = [sys.executable, "-c", FAKE_SESSION.format(source=slow), "generate", "f", "--prompt", "x"]

@@ -197,6 +197,7 @@ def test_a_signal_that_a_library_makes_an_error_of_is_no_bug(
     capsys.readouterr()
 
 
+@pytest.mark.full
 def test_an_error_beside_a_thread_in_a_library_keeps_its_code() -> None:
     """Python's own end would abort the process in such a thread: 134."""
     source = """
@@ -242,12 +243,14 @@ def test_a_reader_that_has_enough_is_no_error(command: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.full
 def test_a_broken_pipe_that_is_not_stdout_is_no_success() -> None:
     done = genesis_with(CONFIG + "raise BrokenPipeError(32, 'Broken pipe')", "train", "quickstart")
     assert done.returncode == 8
     assert "Broken pipe" in done.stderr
 
 
+@pytest.mark.full
 def test_a_closed_stderr_does_not_change_the_exit_code() -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -302,6 +305,7 @@ def test_training_goes_on_when_stdout_fails(tmp_path: Path, sink: str) -> None:
     assert (tmp_path / "done").read_text() == "trained"
 
 
+@pytest.mark.full
 def test_a_disk_error_of_a_library_is_exit_8() -> None:
     done = genesis_with(CONFIG + f"raise OSError({errno.ENOSPC}, 'No space left', '/run/x')", "train", "quickstart")
     assert done.returncode == 8

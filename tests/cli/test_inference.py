@@ -126,6 +126,7 @@ def test_a_bad_tokenizer_is_said_before_bad_weights(folder: Path) -> None:
     assert "tokenizer.json" in (found.value.where or "")
 
 
+@pytest.mark.full
 def test_conversations_are_measured_by_the_folders_template(folder: Path, tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     said = ["words", "more words to learn"]

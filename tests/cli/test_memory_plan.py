@@ -118,6 +118,7 @@ def peak_of(raw: dict[str, Any], batch: int, length: int, dtype: str) -> int:
     return cuda.max_memory_allocated(GPU) - before
 
 
+@pytest.mark.full
 def test_steps_take_what_is_planned() -> None:
     plan = memory_plan(ModelConfig.from_dict(TINY), GPU, batch=2, length=16, dtype="float32")
     assert peak_of(TINY, 2, 16, "float32") == plan.total

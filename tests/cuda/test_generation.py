@@ -77,6 +77,7 @@ def test_captured_steps_give_the_tokens_of_the_plain_engine() -> None:
     assert set(captured(model).values()) == {True}
 
 
+@pytest.mark.full
 def test_passes_of_prompts_are_captured_for_each_length_whatever_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several prompts at once, and one in chunks of 16: a graph for its first, and in the first row for the others."""
     monkeypatch.setattr(device_module, "GRAPHS", 3)
@@ -103,6 +104,7 @@ def test_passes_of_prompts_are_captured_for_each_length_whatever_passes(monkeypa
     assert graph_count() == count - 1
 
 
+@pytest.mark.full
 def test_caches_and_weights_of_fewer_bits_are_near_those_of_the_cpu() -> None:
     requests = [Request(each, GREEDY, 3) for each in ([7], [1, 2, 3], [4, 5, 6, 7, 8, 9])]
     on_host, model = (genesis_models.build(TINY, seed=1, device=d, dtype="bfloat16") for d in ("cpu", "cuda"))

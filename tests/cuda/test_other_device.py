@@ -65,6 +65,7 @@ def test_the_first_device_is_forbidden_here() -> None:
         genesis.zeros(2, device="cuda")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
 def test_a_run(dtype: str, tmp_path: Path) -> None:
     """Trained, evaluated, sampled, saved and resumed; then continued by the model, and judged."""

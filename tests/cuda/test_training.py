@@ -60,6 +60,7 @@ def steps(model: CausalLM, device: str, count: int) -> tuple[list[float], dict[s
     return losses, {name: p.detach().cpu().numpy() for name, p in model.named_parameters()}
 
 
+@pytest.mark.full
 def test_three_steps_equal_those_of_the_cpu() -> None:
     losses, weights = steps(build(SHAPE, 1), "cpu", 3)
     found, placed = steps(build(SHAPE, 1), "cuda", 3)
@@ -125,6 +126,7 @@ def test_a_scale_of_nan_leaves_the_step_out(name: str, device: str) -> None:
     assert step(1.0, 0.5) != first
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-tied", "qwen2-untied-sharded"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_read_to_the_device_by_pieces(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,6 +160,7 @@ def test_a_rank_that_ends_is_not_stopped() -> None:
     assert found == [True, False]
 
 
+@pytest.mark.full
 def test_a_rank_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped several times, each time for less than the limit."""
     monkeypatch.setattr(sys.modules[launch.__module__], "STOPPED_S", 1.4)

@@ -238,6 +238,7 @@ def test_a_rank_that_fails(victim: int, tmp_path: Path) -> None:
         assert rank == victim or each.error["what"] == f"rank {victim} failed: no room for 3 GiB"
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_is_stopped(victim: int, tmp_path: Path) -> None:
     """SIGSTOP: the others give up at the limit, and name it and the call."""

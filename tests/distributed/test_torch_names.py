@@ -70,6 +70,7 @@ def found(folder: Path, size: int) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(("size", "device"), [(1, "cpu"), (3, "cpu")])
 def test_functions_on_ranks_of_the_launcher(size: int, device: str, tmp_path: Path) -> None:
     command = [sys.executable, str(PROGRAM), device]

@@ -113,6 +113,7 @@ def test_the_layers_of_a_step_take_the_norm_with_them() -> None:
         np.testing.assert_allclose(a.detach().numpy(), b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("name", calls(1))
 def test_weights_that_nothing_writes_are_loaded_early(name: str) -> None:
     """Where the caller says so: a call before, of the same inputs, does not decide it. The bits stay."""

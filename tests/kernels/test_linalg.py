@@ -114,6 +114,7 @@ def test_every_layout_goes_through_tma(
     assert error < ROUNDING[dtype]
 
 
+@pytest.mark.sample(cases=8)
 @pytest.mark.parametrize("swapped", (False, True))
 @pytest.mark.parametrize("copies", ("b", "ab"))
 @pytest.mark.parametrize(
@@ -304,6 +305,7 @@ def test_strides_of_no_16_bytes_go_through_pointers(layout: str, x: Shape, y: Sh
 ALL = ("alpha", "bias", "silu", "residual", "accumulate")
 
 
+@pytest.mark.sample(cases=10)
 @pytest.mark.parametrize("epilogue", [(), ALL])
 @pytest.mark.parametrize("dtype", (bfloat16, float32))
 @pytest.mark.parametrize(

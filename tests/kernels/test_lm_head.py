@@ -97,6 +97,7 @@ def test_gradients_are_rounded_three_times(classes: int, dtype: DType) -> None:
     assert max(found[1:]) < 3 * HALF_UNIT[dtype]
 
 
+@pytest.mark.full
 def test_large_logits_keep_their_precision() -> None:
     """A logit of 300 in bfloat16 is off by up to 0.5, and its exponential by half of itself. Most rows overflow."""
     found = errors(100, 301, bfloat16, size=100.0)
@@ -321,6 +322,7 @@ def test_overflowed_rows_of_several_chunks(monkeypatch: pytest.MonkeyPatch, laun
     assert [name for name, _ in launched].count("finish_rows_kernel") == 4
 
 
+@pytest.mark.full
 def test_all_rows_overflow() -> None:
     rng = np.random.default_rng(8)
     logits, labels = rng.standard_normal((130, 136)), rng.integers(0, 136, 130)
@@ -389,6 +391,7 @@ def test_classes_of_probability_0() -> None:
     assert found[1].numpy()[6, 0] == wide_weight[3, 0] * -1
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("label", (4, 9))
 def test_infinite_logits_give_nan(label: int) -> None:
     """As in the reference: ∞ - ∞, whether it is the label's or another's; in dweight every class gets it."""

@@ -77,6 +77,7 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(name: str) -> None:
     check(out, want)
 
 
+@pytest.mark.sample(cases=5)
 @pytest.mark.parametrize("name", PATHS)
 @pytest.mark.parametrize("offset", (1, 3))
 def test_misaligned_views_are_read_in_place(name: str, offset: int) -> None:

@@ -25,6 +25,7 @@ def inputs() -> list[Array]:
     return [moved(from_numpy(rng.standard_normal(shape, np.float32))) for shape in shapes]
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("tiles", [Tiles(8, 1, 1, 1), Tiles(8, 1, 1, 12), Tiles(64, 4, 3, 3), Tiles(8, 1, 2, 1000)])
 def test_heads_may_be_shared_among_any_number_of_programs(tiles: Tiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA implementations themselves are called: an op called before would repeat its launches."""

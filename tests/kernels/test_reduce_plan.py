@@ -177,6 +177,7 @@ def columns(length: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("length", [96, 101])  # full groups, and a partial one
 def test_indices_are_found_in_groups_of_a_column(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
     monkeypatch.setattr(reduce, "column_tiles", lambda layout, itemsize: Tiles(8, 8, 1, 0, 4))
@@ -201,6 +202,7 @@ def test_only_long_columns_of_narrow_elements_are_searched_in_groups() -> None:
     assert cut(big, 1, 4) is cut(big, 2, 2) is cut((4, 512, 896), 1, 2) is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("inner", [False, True])
 def test_scans_and_merges_cover_their_lines(inner: bool) -> None:
     for lines, length in itertools.product(SIZES[:-1], SIZES):

@@ -88,6 +88,7 @@ def test_tokens_are_those_of_the_reference(name: str) -> None:
     assert_equal(logits, *SETTINGS[name])
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_equal_logits_of_two_bytes_are_drawn_in_order_of_ids(dtype: str) -> None:
     logits = np.random.default_rng(2).standard_normal((8, V)).astype(as_dtype(dtype).numpy)
@@ -95,6 +96,7 @@ def test_equal_logits_of_two_bytes_are_drawn_in_order_of_ids(dtype: str) -> None
     assert_equal(logits, settings, [0, 0, 300, 1400, 0, 0, 300, 1400])
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.sample
 @pytest.mark.parametrize(
     ("values", "top_k"), [("equal", 0), ("equal", 77), ("rounded", 0), ("rounded", 2300), ("one above", 2300)]
@@ -125,6 +127,7 @@ def test_the_likeliest_tokens_may_be_neighbours(order: str, top_k: int) -> None:
     assert_equal(logits, [(0.8, 0.95, 0, 1), (1, 1, 0.1, 1), (3, 1, 0, 1)], top_k)
 
 
+@pytest.mark.full
 def test_flat_rows_have_few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 16-bit logits, with hundreds of equals of each value, are not bisected, whatever bounds they have."""
     if is_interpreted():

@@ -82,7 +82,7 @@ def bits(x: np.ndarray) -> bytes:
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 
 
-@pytest.mark.sample
+@pytest.mark.sample(cases=6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("descending", [False, True])
 def test_radix_sort_is_stable_and_orders_nan_last(radix_only: None, dtype: str, descending: bool) -> None:
@@ -95,6 +95,7 @@ def test_radix_sort_is_stable_and_orders_nan_last(radix_only: None, dtype: str, 
     assert bits(found[0].numpy()) == bits(expected[0])
 
 
+@pytest.mark.sample(cases=10)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [129, 1500, 4001])
 def test_a_program_sorts_a_line(dtype: str, length: int) -> None:
@@ -117,6 +118,7 @@ def test_ranks_of_wide_types(dtype: str, length: int) -> None:
     assert np.array_equal(found[1].numpy(), by_reference("sort", x, axis=1)[1])
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.sample
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "float64"])
 @pytest.mark.parametrize("largest", [False, True])

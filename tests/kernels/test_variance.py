@@ -55,6 +55,7 @@ def test_constants_have_no_variance(shape: tuple[int, ...], axis: int) -> None:
     assert not std(on_gpu(np.full(shape, 0.1)), axis, correction=0.0).numpy().any()
 
 
+@pytest.mark.sample(cases=6)
 @pytest.mark.parametrize(("shape", "axis"), CASES)
 @pytest.mark.parametrize("offset", [0.0, 90.0, -200.0])
 def test_exponentials_out_of_range(shape: tuple[int, ...], axis: int, offset: float) -> None:

@@ -36,6 +36,7 @@ def wide(x: Array) -> np.ndarray:
     return x.numpy().astype(np.float64)
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("dtype", [bfloat16, float16])
 @pytest.mark.parametrize(("with_bias", "with_residual"), [*itertools.product((False, True), repeat=2)])
 def test_epilogues(dtype: DType, with_bias: bool, with_residual: bool) -> None:

@@ -91,6 +91,7 @@ shown("add", "--show", "choice", "--shape", "64")
 """
 
 
+@pytest.mark.full
 @pytest.mark.host
 def test_kernels_are_shown_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("triton")

@@ -59,6 +59,7 @@ def test_what_libraries_print_is_no_answer(child: Child) -> None:
     assert compared(child, "sum", (4,)).peer is not None
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(
     ("name", "note"),
     [

@@ -78,6 +78,7 @@ def rows_of(found: EventList) -> dict[str, Any]:
     return {row.key: row for row in found}
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 @pytest.mark.parametrize("made", [training_step, generation, plain])
 def test_rows_add_up_to_the_whole(made: Any, device: Device, tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_stacks_add_up_and_the_flame_graph_is_as_wide(recorded: tuple[Recorded, 
     assert "a <title> & more" in next(iter(picture.iter(f"{SVG}text"))).text  # type: ignore[operator]
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 @pytest.mark.parametrize(
     "reads",
@@ -195,6 +196,7 @@ def test_a_graph_that_a_step_replays_twice_counts_twice() -> None:
     assert [k.start for k in inside] == sorted(k.start for k in inside)
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_the_highest_total_is_the_pool_s_peak(device: Device) -> None:
     under = subject(device, width=64)

@@ -247,6 +247,7 @@ def test_log_probabilities_and_penalties_are_those_of_the_plain_engine(model: ge
         assert [t.log_prob for t in ours] == pytest.approx([t.log_prob for t in theirs], abs=1e-5)
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("use_dora", [False, True])
 def test_adapters_that_are_not_merged(model: genesis_models.CausalLM, use_dora: bool) -> None:
     adapted = genesis_models.load(golden("qwen3-tied").folder)

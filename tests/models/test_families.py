@@ -144,6 +144,7 @@ def test_plain_layers_take_no_setting_of_fused_ones(kind: str, tmp_path: Path) -
     assert caught.value.where == "train.activation_checkpointing"
 
 
+@pytest.mark.sample(cases=3)
 @pytest.mark.parametrize("name", GOLDEN)
 def test_captured_steps_of_a_family_run_on_a_fake_gpu(name: str) -> None:
     config = read_config(FIXTURES / name)

@@ -95,6 +95,7 @@ def products(model: CausalLM, train: bool = True) -> tuple[Counter[tuple[str, bo
     return seen, loss
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("how", ["none", "selective", "full"])
 def test_layers_are_made_in_8_bits_and_gradients_of_weights_are_not(how: str) -> None:
     model = model_of("fp8")
@@ -226,6 +227,7 @@ def test_a_run_stops_before_the_update_where_a_weight_is_nan(recipe: Path) -> No
         training._step(training._batches())
 
 
+@pytest.mark.full
 def test_a_captured_step_quantises_the_weights_of_its_replay() -> None:
     small = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}

@@ -103,6 +103,7 @@ def test_forward_has_the_same_bits_and_gradients_differ_by_the_order_of_sums(cas
             assert np.linalg.norm(found[2][name] - gradient) <= bound * np.linalg.norm(gradient), name
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("case", CASES + PLAIN, ids=name_of)
 def test_in_bfloat16_plain_layers_round_more_often(case: dict[str, Any]) -> None:
     """Fused ops keep some results in float32 that a plain layer rounds: some 16 a layer, forward and backward."""

@@ -119,6 +119,7 @@ def test_greedy_text_of_prompts_of_unequal_length(name: str, device: str, count:
         assert [found[i] for i in range(len(chosen))] == [cases[number]["tokens"][:count] for number in some]
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_saved_and_loaded_again(name: str, tmp_path: object) -> None:
     reference = golden(name)

@@ -37,6 +37,7 @@ def converted(model: CausalLM, quantized: CausalLM) -> CausalLM:
     return model
 
 
+@pytest.mark.sample(cases=8)
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
 @pytest.mark.parametrize("family", NAMES)
 def test_logits_are_those_of_the_converted_weights(family: str, kind: Kind) -> None:

@@ -123,13 +123,13 @@ print(genesis.__file__)
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
-def test_adding_an_optimizer(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_adding_an_optimizer(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
-    if request.config.getoption("--full"):
-        check_conforms(folder, "adagradw")
+    check_conforms(folder, "adagradw")
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ ON_CPU = ("demos/mlp.md", "demos/profiling.md", "performance-tips.md")
 IN_TRITON = ("demos/gelu.md", "demos/softmax.md")
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("page", ["compile.md", "cuda.md", "data.md", "ranks.md", *ON_CPU, *IN_TRITON])
 def test_code_of_guides_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page in ON_CPU + IN_TRITON:  # its blocks are one program

@@ -109,6 +109,7 @@ class TestSaving:
         assert touched and min(touched) > parent
         assert run.checkpoints.steps() == [3]
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("keep, kept", [(1, [6]), (2, [5, 6]), (None, [2, 3, 4, 5, 6])])
     def test_rotation(self, run: Training, keep: int | None, kept: list[int]) -> None:
         for _ in range(5):
@@ -139,6 +140,7 @@ class TestSaving:
         assert run.checkpoints.steps() == [3, 4, 100]
         assert warned == [] and os.listdir(foreign) == ["notes.txt"]
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("kind", ["link", "foreign file", "read-only"])
     def test_rotation_goes_on_where_an_old_one_cannot_be_removed(
         self, run: Training, kind: str, monkeypatch: pytest.MonkeyPatch

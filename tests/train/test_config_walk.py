@@ -21,6 +21,7 @@ def test_a_configuration_seldom_goes_back(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(climbs(steps)) <= MOST, steps
 
 
+@pytest.mark.full
 def test_nor_does_that_of_adapters_which_go_on(tmp_path: Path) -> None:
     path = make_lora(tmp_path)
     train(load(path, "run"))

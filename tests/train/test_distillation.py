@@ -142,6 +142,7 @@ def test_a_resumed_run_ends_in_the_same_state(recipe: Path) -> None:
     assert rows(halted.train.output_dir) == rows(whole.train.output_dir)
 
 
+@pytest.mark.full
 def test_a_device_computes_the_same_steps(recipe: Path) -> None:
     """Steps that run as they are, and one that is captured and replayed."""
     small = ("eval.prompts=[]", "model.dtype=float32", "train.batch_size=1", "data.seq_len=8")

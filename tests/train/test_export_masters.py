@@ -67,6 +67,7 @@ def damaged(run: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -162,6 +162,7 @@ pathlib.Path(sys.argv[1]).write_text("trained")
 """
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("sink", ["closed pipe", "/dev/full", "closed"])
 def test_training_goes_on_without_stdout(tmp_path: Path, sink: str) -> None:
     code = [sys.executable, "-W", "error", "-c", RUN, str(tmp_path / "done")]

@@ -58,6 +58,7 @@ def test_an_embedding_grows_by_the_mean_of_its_rows(recipe: Path, tmp_path: Path
     assert genesis_models.load(tmp_path / "base", vocab_size=10).config.vocab_size == ROWS  # it never shrinks
 
 
+@pytest.mark.sample(cases=1)
 @BOTH
 def test_training_grows_it_and_resumes_exactly(recipe: Path, tmp_path: Path) -> None:
     train(load(recipe, "run"))

@@ -47,6 +47,7 @@ def test_figures_of_threads_and_accumulated_batches(recipe: Path, monkeypatch: p
     check(rows(config.train.output_dir), expected(loader, 3, 2))
 
 
+@pytest.mark.full
 def test_figures_of_a_device(recipe: Path) -> None:
     """Of steps that run as they are, and of one that is captured and replayed, several in one row."""
     small = ("train.device=cuda", "model.dtype=float32", "train.batch_size=1", "data.seq_len=8", "log.every=4")

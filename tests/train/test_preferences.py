@@ -85,6 +85,7 @@ def test_every_margin_is_exactly_0_before_the_first_step(recipe: Path, how: tupl
     assert last["eval/rewards/margins"] == pytest.approx(last["eval/rewards/chosen"] - last["eval/rewards/rejected"])
 
 
+@pytest.mark.full
 def test_two_references_train_alike(recipe: Path) -> None:
     """With the adapters off in each step, or with log-probabilities from the batches of the first epoch."""
     how = ("train.steps=20", "optim.lr=1e-3", "data.eval_fraction=0")
@@ -137,6 +138,7 @@ def test_accumulated_pairs_equal_one_batch(tmp_path: Path, monkeypatch: pytest.M
     assert found[2] == [pytest.approx(row, rel=1e-4) for row in found[0]]
 
 
+@pytest.mark.full
 def test_judged_answers(tmp_path: Path) -> None:
     recipe = make_judged(tmp_path)
     text = printed(recipe, "run", "train.steps=12", "train.threads=2", "train.batch_size=4", "optim.lr=1e-3")
@@ -198,6 +200,7 @@ def test_a_reference_that_is_not_finite(recipe: Path, monkeypatch: pytest.Monkey
     assert caught.value.exit_code == 9 and "chats.jsonl" in caught.value.where
 
 
+@pytest.mark.full
 def test_a_damaged_cache_of_the_reference_is_computed_again(recipe: Path) -> None:
     how = (*QUIET, "lora=null", "train.steps=2", "data.eval_fraction=0")
     whole = train(load(recipe, "whole", *how))

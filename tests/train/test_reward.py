@@ -36,6 +36,7 @@ def make_model(seed: int) -> Any:
     return model.train()
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(("kind", "seed", "name"), cases("reward"))
 def test_golden(kind: str, seed: int, name: str) -> None:
     """The loss, its gradients and ten steps of TRL's RewardTrainer, with all sequences in one packed row."""

@@ -259,6 +259,7 @@ class TestWaiting:
             train(config, console=told)
         assert f"warning: {line}\n" in told.getvalue()
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_signal_waits(self, forks: Forks, expected: str, recipe: Path, tmp_path: Path, number: int) -> None:
         """One that comes while a save is under way ends the run when both saves are whole."""

@@ -164,6 +164,7 @@ def test_a_template_that_changed_is_refused_on_resumption(recipe: Path, tmp_path
 LONG = {"messages": [{"role": "user", "content": "1 " * 80}, {"role": "assistant", "content": "one"}]}
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize(
     ("line", "settings", "kind", "code", "words"),
     [

@@ -55,6 +55,7 @@ class TestNotFinite:
         ).all()
         return caught.value, seen[0]
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("call, value", [(0, "nan"), (5, "inf"), (8, "nan")])  # two micro-batches a step
     def test_loss(self, recipe: Path, tmp_path: Path, expected: str, call: int, value: str) -> None:
         config, calls, loss = load(recipe, str(tmp_path / "run")), iter(range(1000)), CausalLM.loss
@@ -79,6 +80,7 @@ class TestNotFinite:
         assert max(checkpoints(tmp_path / "run"), default=0) == (step - 1) // 2 * 2
         assert train(config, resume=True).state_hash == expected
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("value", [np.nan, -np.inf])
     def test_gradient(self, recipe: Path, tmp_path: Path, expected: str, value: float) -> None:
         config, calls, grad_norm = load(recipe, str(tmp_path / "run")), iter(range(1000)), Optimizer.grad_norm

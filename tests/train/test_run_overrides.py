@@ -59,6 +59,7 @@ def recorded(run: Path) -> dict[str, Any]:
     return dict(load_config(run / "config.resolved.yaml").settings())
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(
     "overrides",
     [

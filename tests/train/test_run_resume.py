@@ -150,6 +150,7 @@ def test_a_finished_run_resumed_again_only_closes_again(recipe: Path) -> None:
     assert rows(config.train.output_dir) == reported
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize(
     "change",
     [
@@ -213,6 +214,7 @@ class TestEvaluationsThatASignalCutShort:
             train(config)
         return config
 
+    @pytest.mark.sample(cases=1)
     @pytest.mark.parametrize("killed", [False, True])
     def test_while_measuring(self, recipe: Path, expected: list[dict[str, Any]], killed: bool) -> None:
         evaluate = loop.evaluate

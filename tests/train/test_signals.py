@@ -424,6 +424,7 @@ class TestTerminal:
             os.close(follower)
         return Ended(done.code, data.decode(), done.err)
 
+    @pytest.mark.sample(cases=2)
     @pytest.mark.parametrize(
         "code, fault",
         [

@@ -20,6 +20,7 @@ def of(name: str, tokenizer: Tokenizer, args: dict[str, object] | None = None) -
     return ChatTemplate.chatml(tokenizer, args) if name == CHATML else template(name, args or {})
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_are_those_of_training(name: str, qwen: Tokenizer, llama: Tokenizer) -> None:
     tokenizer = llama if name == "llama3_2" else qwen
