@@ -16,10 +16,10 @@ from genesis.array import Array, allocated
 from genesis.autograd.graph import calling_line
 from genesis.backend import CPU, Device
 from genesis.backend.cuda.dispatch import exact, is_value
-from genesis.compiler.graph import Call, Graph, Value, renamed
-from genesis.compiler.program import Program, is_plain
+from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.program import Program
 from genesis.compiler.region import region_op
-from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposition, inferred, lazy
+from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposed, inferred, lazy
 from genesis.op import Op, current_tracer, execute, registry, tracing
 from genesis.random import default_generator
 
@@ -71,21 +71,6 @@ class Piece:
             return graph.with_own_memory(range(len(graph.outputs))).run_ops(inputs)
         results = self.program.launch(self.op, inputs)
         return [results[i] for i in self.order]
-
-
-def decomposed(graph: Graph) -> Graph:
-    """Return the graph with ops of several passes as simple ops, which can be fused."""
-    trace, simpler = Trace(), dict[Value, Value]()
-    for call in graph.calls:
-        inputs = tuple([renamed(x, simpler) for x in call.inputs])
-        arrays = tuple([x.within(trace.fake(x.root)) if isinstance(x, Value) else x for x in inputs])
-        simple = decomposition(call.op.name, arrays, call.attrs)
-        if simple is None or not is_plain(call.outputs[0]):
-            trace.graph.calls.append(Call(call.op, inputs, call.attrs, call.outputs))
-            continue
-        with active(trace):
-            simpler[call.outputs[0]] = trace.read(simple(*arrays, **call.attrs))
-    return Graph(graph.inputs, trace.graph.calls, [renamed(v, simpler) for v in graph.outputs])
 
 
 class LazyFunction:

@@ -21,7 +21,7 @@ from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node, t
 from genesis.backend import mode
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program, Replayed
-from genesis.compiler.trace import Break, Trace, active
+from genesis.compiler.trace import Break, Trace, active, decomposed
 from genesis.errors import GradientError
 from genesis.op import Context, Op, current_tracer, registry
 
@@ -55,7 +55,7 @@ class Region:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
         self.inputs = inputs = [*arguments, *(value for _, value in trace.captured)]
         results = [*values, *(g for g in grads if g is not None)]
-        joint = Graph([*inputs, *seeds], forward.calls, results, writes).without_common_calls()
+        joint = decomposed(Graph([*inputs, *seeds], forward.calls, results, writes)).without_common_calls()
         storages = [id(t.array.storage) for t in outputs]
         self.joint = joint.with_own_memory(storages, [v for x, v in trace.captured if id(x) in trace.constants])
         self.values, self.gradient_values = self.joint.outputs[: len(values)], self.joint.outputs[len(values) :]

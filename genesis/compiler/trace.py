@@ -19,7 +19,7 @@ from genesis.array import Array, Spec
 from genesis.autograd.graph import calling_line
 from genesis.backend import Backend, Device, backend_for
 from genesis.compiler.fuse import longest_row
-from genesis.compiler.graph import Call, Graph, Value
+from genesis.compiler.graph import Call, Graph, Value, renamed
 from genesis.dtypes import DType
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
@@ -226,9 +226,6 @@ class Trace:
         """Record a call and return arrays without memory. Raises Break for an op that a graph cannot hold."""
         if op.view is not None:
             return (lazy(op.view(*inputs, **attrs)),)
-        if out is None and (simple := decomposition(op.name, inputs, attrs)) is not None:
-            with tracing(self):
-                return (simple(*inputs, **attrs),)
         if op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
         calls, values = self.planned(op, inputs, attrs, out, *inferred(op, inputs, attrs, out))
@@ -352,15 +349,31 @@ _DECOMPOSITIONS: dict[str, Callable[..., Array] | None] = {
 }  # fmt: skip
 
 
-def decomposition(name: str, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> Callable[..., Array] | None:
+def decomposed(graph: Graph) -> Graph:
+    """Return the graph with ops of several passes as simple ops, which can be fused."""
+    trace, simpler = Trace(), dict[Value, Value]()
+    for call in graph.calls:
+        inputs = tuple([renamed(x, simpler) for x in call.inputs])
+        simple = decomposition(call)
+        if simple is None:
+            trace.graph.calls.append(Call(call.op, inputs, call.attrs, call.outputs))
+            continue
+        arrays = [x.within(trace.fake(x.root)) if isinstance(x, Value) else x for x in inputs]
+        with active(trace):
+            simpler[call.outputs[0]] = trace.read(simple(*arrays, **call.attrs))
+    outputs = [renamed(v, simpler) for v in graph.outputs]
+    return Graph(graph.inputs, trace.graph.calls, outputs, [(a, renamed(b, simpler)) for a, b in graph.writes])
+
+
+def decomposition(call: Call) -> Callable[..., Array] | None:
     """The simple form of an op on a GPU, if a kernel can hold its rows; None if the op's own kernel is better."""
-    function = _DECOMPOSITIONS.get(name)
-    if function is None or inputs[0].device.type == "cpu" or not inputs[0].size:
+    function = _DECOMPOSITIONS.get(call.op.name)
+    if function is None or call.outputs[0].device.type == "cpu" or not call.inputs[0].size:
         return None
-    x = inputs[0]
-    if name in _BACKWARD and inputs[1].dtype is not x.dtype:
+    x, ndim = call.inputs[0], len(call.inputs[0].shape)
+    if call.op.name in _BACKWARD and call.inputs[1].dtype is not x.dtype:
         return None
-    axes = normalize_axes(attrs.get("axes", attrs.get("dim", -1)), x.ndim)
-    is_trailing = tuple(axes) == tuple(range(x.ndim - len(axes), x.ndim))
+    axes = normalize_axes(call.attrs.get("axes", call.attrs.get("dim", -1)), ndim)
     columns = numel([x.shape[a] for a in axes])
+    is_trailing = tuple(axes) == tuple(range(ndim - len(axes), ndim))
     return function if is_trailing and columns <= longest_row(x.size // columns) else None
