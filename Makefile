@@ -54,10 +54,10 @@ types: install-dev ## only mypy
 layers: install-dev ## only import-linter
 	$(BIN)/lint-imports --no-logo
 
-unit: install-dev ## only the tests
+unit: install-dev ## only the tests, those with many cases on a sample of them
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
-unit-full: install-dev ## the additional cases that `make unit` skips, in minutes
+unit-full: install-dev ## the cases that `make unit` skips
 	$(BIN)/python -m pytest --full -m full -n $(WORKERS) --dist worksteal
 
 faults: install-dev ## make every system call of every command fail once, in hours; needs cc
