@@ -63,9 +63,10 @@ class Piece:
         if is_due and (len(graph.calls) > 1 or function.patience == 1):
             graph = decomposed(graph).without_common_calls()
             graph = graph.with_own_memory(range(len(graph.outputs))).without_dead_calls()
-            self.program = function.schedule(graph)
-            self.op = region_op(f"{function.name} piece", self.program)
-            self.order = [self.program.results.index(v.root) for v in graph.outputs]
+            program = function.schedule(graph)
+            self.op = region_op(f"{function.name} piece", program)
+            self.order = [program.results.index(v.root) for v in graph.outputs]
+            self.program = program  # last: other threads look at it
             function.programs += 1
         if self.program is None:
             return graph.with_own_memory(range(len(graph.outputs))).run_ops(inputs)
@@ -204,8 +205,7 @@ class Recorder(Trace):
             return None
         if out is not None and (specs != (out.spec,) or out.overlaps_itself()):
             return None
-        known = self.function.calls[key] = self.planned(op, inputs, attrs, out, specs, device)
-        return known
+        return self.function.calls.setdefault(key, self.planned(op, inputs, attrs, out, specs, device))
 
     def _run_now(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
         """Run an op, after the waiting ones if it reads their results or changes memory."""
