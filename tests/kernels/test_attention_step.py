@@ -167,6 +167,7 @@ def test_what_registers_hold(dtype: DType, kept: DType | None, attrs: dict[str, 
         check(Case((4, 4, 2, 320, size), [0, 1, 129, 319], dtype, kept, norms=True), tile, **attrs)
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.mbarrier
 @pytest.mark.parametrize(("dtype", "kept", "attrs"), OTHERS)
 def test_what_clusters_hold(dtype: DType, kept: DType | None, attrs: dict[str, Any]) -> None:

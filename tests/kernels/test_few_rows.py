@@ -120,7 +120,7 @@ def test_swiglu(m: int, dtype: DType, aligned: bool) -> None:
     np.testing.assert_allclose(wide(h), g / (1 + np.exp(-g)) * u, rtol=1.01 * STEP[dtype], atol=1e-6)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample
 @pytest.mark.parametrize("kind", [float8_e4m3fn, int8])
 @pytest.mark.parametrize(
     ("m", "dtype", "k"),

@@ -240,6 +240,7 @@ def test_epilogues(epilogue: tuple[str, ...], swapped: bool, split: int, launche
     assert (REDUCE_SPLITS in launched) == (split == 2)
 
 
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("with_residual", (False, True))
 @pytest.mark.parametrize(
     ("dtype", "shape"),

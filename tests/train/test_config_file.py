@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -156,6 +157,7 @@ SECTIONS = {
 }
 
 
+@hypothesis.settings(max_examples=15)
 @given(st.fixed_dictionaries(SECTIONS), st.floats(1e-12, 1e6), st.sampled_from(list(SCHEDULES)))
 def test_any_configuration_survives_being_resolved(sections: dict[str, Any], lr: float, schedule: str) -> None:
     step = {"step_size": 5} if schedule == "step" else {}
@@ -177,6 +179,7 @@ MAY_CHANGE = {
 }
 
 
+@pytest.mark.sample(cases=30)
 @pytest.mark.parametrize(("section", "key"), list(settings()), ids=[f"{s}.{k}" for s, k in settings()])
 def test_a_resumed_run_may_change_what_leaves_its_past_as_it_is(section: str, key: str) -> None:
     old = base_config(section)

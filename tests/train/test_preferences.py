@@ -67,12 +67,8 @@ def test_a_packed_batch_has_the_log_probabilities_of_single_sequences(tmp_path: 
     assert lengths.sum() == batch.num_targets and objective.num_targets(batch) == len(batch.samples) == len(found)
 
 
-OTHER_WAYS = [(), ("objective.reference=cached",)]
-
-
-@pytest.mark.parametrize(
-    "how", [("lora=null",), ("lora.use_dora=true",), *(pytest.param(of, marks=pytest.mark.full) for of in OTHER_WAYS)]
-)
+@pytest.mark.sample(cases=2)
+@pytest.mark.parametrize("how", [(), ("lora=null",), ("objective.reference=cached",), ("lora.use_dora=true",)])
 def test_every_margin_is_exactly_0_before_the_first_step(recipe: Path, how: tuple[str, ...]) -> None:
     text = printed(recipe, "run", "train.threads=2", *how)
     assert EXACT in text and "warning" not in text

@@ -370,6 +370,7 @@ def test_a_page_under_way_is_sent_before_the_command_ends(watcher: Watcher, monk
     assert statuses == [200]
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces of processes are Linux's")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_watch_obeys_signals_as_process_1_of_a_container(tmp_path: Path, number: int) -> None:
