@@ -117,7 +117,7 @@ def nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_
                   T: tl.constexpr):  # fmt: skip
     """Return a weight such that tokens of at least this weight surely have the share `top_p` of a row's weights."""
     b_few, b_many, b_all = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)  # [T]
-    for first in range(0, vocabulary, T):
+    for first in tl.range(0, vocabulary, T, num_stages=3):
         i = first + tl.arange(0, T)  # [T]
         m = i < vocabulary  # [T]
         x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
@@ -152,7 +152,7 @@ def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_
                 start = row * vocabulary
                 least = nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_p, LOAD, T)
             likely, rest = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)
-            for chunk in range(first, tl.minimum(first + tiles, chunks)):
+            for chunk in tl.range(first, tl.minimum(first + tiles, chunks), num_stages=3):
                 i = chunk * T + tl.arange(0, T)  # [T]
                 m = i < vocabulary
                 at = row * vocabulary + i
