@@ -372,12 +372,11 @@ def _launch_blocks(
     arguments = out, qkv, cache, lengths, *rest, capacity, window or None, *numbers
     heads, overlaps = (key_heads, group, size), (can_overlap(qkv), early)
     if takes_four_warps(qkv, cache):
-        # A program alone on an SM has 128 KiB in flight, one of two 64 KiB, others as little as they need.
+        # Two rounds in flight take 128 KiB if a program has an SM, 64 KiB if two share it, otherwise 32 KiB or more.
         length = max((256 if pairs <= SMS else 128 if pairs <= 2 * SMS else 64) // size, 1)  # blocks of a round
-        stages = 2 if pairs <= 2 * SMS else max(2, 192 // size)
         launch(
             attention_step_exact_kernel, pairs, *arguments, HEADS=heads, BM=max(8, triton.next_power_of_2(group)),
-            STAGES=stages, ROUND=length, LAUNCH=overlaps, num_warps=WARPS.value,
+            STAGES=2, ROUND=length, LAUNCH=overlaps, num_warps=WARPS.value,
         )  # fmt: skip
         return
     launch(

@@ -172,14 +172,14 @@ def choose_tile(m: int, n: int, k: int, sm_count: int, parts: int = 1, shares: b
     programs share K if `shares` is set.
     """
     splits = min(sm_count // (triton.cdiv(m, 64) * triton.cdiv(n, 32)), 4)
-    if shares and parts == 1 and k > SHORT and splits > 1 and m <= 64:
+    if shares and parts == 1 and k > SHORT and splits > 1:
         return WideTile(64, 32, 256, 4, 4, 4 if splits > 2 else 2)
     sizes = [size for size in _SIZES[parts] if size[0] == 64 or m > 64]
     loads = [triton.cdiv(triton.cdiv(m, bm) * triton.cdiv(n, bn), sm_count) for bm, bn, _ in sizes]  # programs per SM
     tiles = [*zip(sizes, loads, strict=True)]
     (bm, bn, most), load = next((at for at in tiles if at[1] <= at[0][2]), tiles[-1])
     shared_by = min(load, most)
-    bk = 64 if parts == 2 or shared_by > 1 or bn > 64 else 256 if k > SHORT and bn <= 32 else 128
+    bk = 64 if parts == 2 or shared_by > 1 or bm * bn > 64 * 128 else 256 if k > SHORT and bn <= 32 else 128
     stages = min(STAGES, SHARED // shared_by // (2 * bk * (bm + parts * bn)), triton.cdiv(k, bk) - 1)
     return WideTile(bm, bn, bk, 8 if bm > 64 else 4, max(2, stages))
 
