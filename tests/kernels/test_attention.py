@@ -141,7 +141,7 @@ def check(*what: Any) -> tuple[Array, Array, tuple[Array, Array, Array]]:
     return c.x, c.g, (o, lse, dx)
 
 
-@pytest.mark.sample
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(
     ("size", "packed", "causal", "window"),
     [(64, False, True, 0), (64, True, True, 0), (64, True, True, 70), (200, False, False, 0)],

@@ -130,6 +130,7 @@ def test_without_gradients_no_logit_is_stored(launched: list[tuple[str, tuple[An
     assert registry["linear_cross_entropy"](x, weight, labels, with_grads=True, **attrs)[0].item() == alone.item()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("is_exact", (False, True))
 @pytest.mark.parametrize("size", (0.25, 8.0))
 def test_hits_leave_the_bits_of_the_loss(monkeypatch: pytest.MonkeyPatch, size: float, is_exact: bool) -> None:
