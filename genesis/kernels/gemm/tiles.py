@@ -2,7 +2,7 @@
 
 `ranked` predicts every candidate: sizes, pipeline stages, programs per SM, the order of the operands, copies of
 operands first, and the split along k. Runs measure nothing. `python -m benchmarks.gemm --candidates 10` times the first
-candidates; the constants are a fit to over 1,800 matmuls. Of 71 slow ones the choice takes 1.03 times the fastest.
+candidates; the constants are a fit to over 1,900 matmuls. Of the last 120 the choice takes 1.03 times the fastest.
 """
 
 from __future__ import annotations
@@ -85,9 +85,8 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
         (64, 32, 64, 4, 4, 2), (64, 16, 64, 4, 4, 2),
     ),
     "float32": (  # no tensor cores
-        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (64, 32, 16, 4, 3),
-        (32, 64, 32, 2, 3), (32, 32, 32, 4, 4), (16, 32, 32, 4, 4), (16, 16, 64, 4, 3), (8, 32, 64, 2, 3),
-        (8, 16, 128, 1, 3),
+        (128, 128, 16, 8, 3), (128, 64, 16, 8, 3), (64, 64, 16, 4, 3), (64, 64, 32, 4, 3), (32, 64, 32, 2, 3),
+        (32, 32, 32, 4, 4), (16, 32, 32, 4, 4), (16, 16, 64, 4, 3), (8, 32, 64, 2, 3), (8, 16, 128, 1, 3),
     ),
     "pointers": (  # 2-byte floats and tf32 without TMA
         (128, 128, 32, 8, 3), (64, 64, 32, 4, 4), (32, 32, 32, 4, 3), (16, 64, 64, 4, 3), (64, 16, 64, 4, 3)
@@ -120,8 +119,8 @@ L2_BYTES = 16.4e6  # through L2 to all SMs
 DRAM_BYTES = 6.4e6  # operands and results, in part from L2
 STORE_BYTES = 43e3  # an SM's results
 UNALIGNED, HALF_SECTORS = 1.59, 1.46  # factors on bytes of rows not aligned to 128, and to 32 bytes
-SECTORS, RESIDENT = 2.2, 40e6  # the same for copies by threads, of operands with more bytes than stay in L2
-THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES = 1.9, 0.5, 55e3  # like `LAUNCH` and so on, for copies by threads
+SECTORS, RESIDENT = 2.35, 32e6  # the same for copies by threads, of operands with more bytes than stay in L2
+THREAD_LAUNCH, THREAD_LATENCY, THREAD_BYTES, THREAD_ROUND = 0.9, 0.48, 55e3, 0.7  # for copies by threads
 REDUCE, FMA_REDUCE, PART_BYTES = 2.0, 1.1, 4e6  # the kernel that adds parts, of float32; storing and adding them
 LARGE_PARTS = 3.0  # parts of large tiles, of operands whose rows are aligned to 128 bytes
 COPY, COPY_BYTES, TRANSPOSED_BYTES = 0.9, 2.15e6, 1.5e6  # copying an operand; transposing it
@@ -134,7 +133,7 @@ EQUALS = 1.02  # wide tiles of many rows, and two large programs per SM of few t
 OVERLAP = 5.0  # exponent of a norm: as times that overlap become equal, they take longer than the longest one
 # Without tensor cores: cycles of four warps per element of a thread and per load of its operands, then the time of a
 # step's barriers, and of its loads.
-FMA_CYCLES, FMA_LOADS, FMA_STEP, FMA_LATENCY, FMA_BYTES = 1.0, 4.1, 0.092, 0.078, 29.7e3
+FMA_CYCLES, FMA_LOADS, FMA_STEP, FMA_LATENCY, FMA_BYTES = 1.0, 4.1, 0.063, 0.078, 29.7e3
 
 # The most terms of 8-bit floats that tensor cores alone accumulate. Hopper's accumulators keep some 14 bits and drop
 # the rest every 32 terms, by at most 2^-13 of the sum: 0.8 % for 2048 terms, while e4m3 itself is uncertain by 4 %.
@@ -258,7 +257,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     """
     per_sm, sizes = t.ctas_per_sm, (p.matrices * p.m * p.k, p.matrices * p.k * p.n)
     a, b = (1.0 if x in t.copies else _inflation(pitch) for x, pitch in zip("ab", p.pitches, strict=True))
-    cycles, latency, sm_bytes = _cycles(p, t), LATENCY / t.stages, SM_BYTES
+    cycles, latency, sm_bytes, start = _cycles(p, t), LATENCY / t.stages, SM_BYTES, ROUND
     # TMA takes as long for rows that are out of bounds, and for rows of MN-major tiles that are shorter than 128 bytes.
     columns = t.bn if p.layout[1] == "t" or not t.by_tma else max(t.bn, 128 // p.item)
     step_bytes = (t.bm * a + columns * b) * t.bk * p.item
@@ -268,7 +267,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
     elif p.has_tma and not t.by_tma:
         a = b = SECTORS if sum(sizes) * p.item > RESIDENT else 1.0
         step_bytes = (t.bm + min(t.bn, p.n)) * t.bk * p.item
-        latency, sm_bytes = THREAD_LATENCY / t.stages, THREAD_BYTES
+        latency, sm_bytes, start = THREAD_LATENCY / t.stages, THREAD_BYTES, THREAD_ROUND
 
     def rounds(tiles: int, steps: int, stored: int) -> float:
         """Return the time of tiles with this many steps, and of their stores."""
@@ -278,7 +277,7 @@ def predicted(p: Problem, t: GemmTile, s: Schedule, sm_count: int) -> float:
             if count:
                 busy = min(-(-programs // sm_count), per_sm)
                 through_l2 = step_bytes * max(busy / sm_bytes, programs / L2_BYTES)
-                time += count * (ROUND + steps * _overlapped(latency, busy * cycles / CYCLES, through_l2))
+                time += count * (start + steps * _overlapped(latency, busy * cycles / CYCLES, through_l2))
         return time
 
     time = rounds(s.full, -(-p.k // t.bk), p.out * (1 + p.reads)) + rounds(s.leftover * s.split, s.steps_per_split, 4)
