@@ -83,7 +83,7 @@ def test_chat_without_a_template(folder: Path) -> None:
         assert talk.messages[1]["content"] == TEXT
 
 
-@pytest.mark.sample(cases=1)
+@pytest.mark.full
 def test_serve(folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)

@@ -47,7 +47,7 @@ def gradients(function: Any, x: Any) -> np.ndarray:
     return np.stack(grads)
 
 
-@pytest.mark.parametrize("first", some_full(range(0, 480, 60), range(0, 120)))
+@pytest.mark.parametrize("first", some_full(range(0, 480, 60), [0]))
 def test_random_programs_give_eager_results(first: int) -> None:
     assert [text for seed in range(first, first + 60) if (text := compare(seed, "cpu"))] == []
 

@@ -68,6 +68,7 @@ def not_told(folder: Path) -> list[str]:
         return [key[1] for key in launched if key not in heard]
 
 
+@pytest.mark.full
 def test_steps_evaluations_and_samples_launch_what_was_told(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     program = f"import pathlib, tests.cuda.test_compile_ahead as t; print(t.not_told(pathlib.Path({str(tmp_path)!r})))"

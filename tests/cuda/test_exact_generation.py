@@ -97,6 +97,7 @@ def test_a_difference_is_found_with_its_layer(model: genesis_models.CausalLM, mo
     assert first_layer(model, requests[0], found.drawn[0], 0) == 1
 
 
+@pytest.mark.full
 def test_in_python(model: genesis_models.CausalLM) -> None:
     (ids,) = prompts(5)
     found = model.generate(ids, temperature=0.9, seed=5, max_tokens=2, log_probs=True, exact=True)

@@ -62,6 +62,7 @@ def test_one_state_hash(runs: Runs) -> None:
         assert done[n].err == ""
 
 
+@pytest.mark.full
 def test_saves_in_the_background(runs: Runs) -> None:
     """Of states that are in parts (ZeRO-1): the files of one process that waits for its saves, as the last one is."""
     settings = (*SETTINGS["masters"], "train.steps=4", "checkpoint.save_total_limit=null", "checkpoint.every=1")
@@ -136,6 +137,7 @@ def test_adapters(forks: Forks) -> None:
     assert len(set(found.values())) == 1
 
 
+@pytest.mark.full
 def test_resume_with_other_ranks(runs: Runs) -> None:
     """1 → 2 → 4 → 1 ranks, with and without ZeRO."""
     at_once, in_legs = runs.resumed("masters", SETTINGS["masters"], [(1, 1), (2, 1), (4, 0), (1, 1)])

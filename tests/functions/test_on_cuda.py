@@ -159,6 +159,7 @@ def problems(function: Callable[..., Any], most: int) -> tuple[int, list[str]]:
     return count, found
 
 
+@pytest.mark.full
 def test_every_public_function_works_on_cuda(request: pytest.FixtureRequest) -> None:
     most = 8 if request.config.getoption("--gpu") else 1
     wrong, unseen = [], set()

@@ -161,6 +161,7 @@ OTHERS: list[tuple[DType, DType | None, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(("dtype", "kept", "attrs"), OTHERS)
 def test_what_registers_hold(dtype: DType, kept: DType | None, attrs: dict[str, Any]) -> None:
     for tile, size in ((MMA, 64), (PAIRS, 128)):

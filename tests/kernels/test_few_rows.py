@@ -327,8 +327,9 @@ for kernel, constants in (
 """
 
 
+@pytest.mark.full
 @pytest.mark.host
-@pytest.mark.parametrize("early", [True, pytest.param(False, marks=FULL)])
+@pytest.mark.parametrize("early", [True, False])
 def test_nothing_is_written_before_the_wait_and_read_where_the_caller_says_so(early: bool) -> None:
     """As compiled for Hopper."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -124,6 +124,7 @@ def test_a_failing_case_leaves_the_others_and_no_memory() -> None:
     assert failures[0].error == "a kernel failed" and "4 TiB" in failures[1].error
 
 
+@pytest.mark.full
 def test_steps_on_cuda_are_captured() -> None:
     tiny = ModelConfig.from_dict(RAW | {"num_hidden_layers": 1, "num_attention_heads": 1})
     (case,) = each_case(Request(tiny, [(1, 8)], GPU, "float32", plan=ONCE), limits(GPU))

@@ -50,9 +50,8 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def check_conforms(folder: Path, op: str) -> None:
-    """The suite of a copy has tests of the op for the CPU and for kernels, and they pass."""
-    files = ("tests/ops/test_registry.py", "tests/kernels/test_registry_on_cuda.py")
+def check_conforms(folder: Path, op: str, *files: str) -> None:
+    """These files of a copy's suite have tests of the op, and they pass."""
     told = run(folder, "-m", "pytest", "-v", "-n", "0", "-p", "no:cacheprovider", "-k", op, *files)
     assert all(re.search(rf"^{file}::\S+ PASSED", told, re.MULTILINE) for file in files), told
 
@@ -77,7 +76,7 @@ def test_adding_an_op(tmp_path: Path) -> None:
     kernel = run(folder, "-c", "import genesis\n" + "".join(each.source for each in shown))
     assert kernel == shown[-1].want + "\n"
     assert run(folder, "-c", USER_OF_THE_OP).startswith(str(folder))
-    check_conforms(folder, "squared_relu")
+    check_conforms(folder, "squared_relu", "tests/ops/test_registry.py")
 
 
 def patched(page: str, folder: Path) -> None:
@@ -129,7 +128,7 @@ def test_adding_an_optimizer(tmp_path: Path) -> None:
     folder = copy_of_repository(tmp_path / "copy")
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
-    check_conforms(folder, "adagradw")
+    check_conforms(folder, "adagradw", "tests/ops/test_registry.py", "tests/kernels/test_registry_on_cuda.py")
 
 
 @pytest.mark.slow
