@@ -182,6 +182,7 @@ def test_no_batch_that_fits_is_said_so(folder: Path) -> None:
     assert "even one row does not fit" in out and "batch_size" not in out.partition("to make it fit: ")[2]
 
 
+@pytest.mark.full
 def test_the_largest_batch_of_ranks_is_that_of_their_plans() -> None:
     """Two ranks stage what they exchange, and so each has room for fewer rows than a rank alone."""
     config, ranks = config_of(model={"dtype": "bfloat16"}, train={"accumulation_steps": 2}), PlannedRanks(2)

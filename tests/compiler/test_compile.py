@@ -56,6 +56,7 @@ def test_random_programs_in_kernels() -> None:
     assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda", WORLDS[:2]))] == []
 
 
+@pytest.mark.full
 def test_random_programs_that_pass_over_rows_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((fuse, "ROW_LIMIT", 4), (source, "ROW_LIMIT", 4), (fuse, "LOOP_ROWS", 1),
                                 (source, "LOOP_TILE", 32)):  # fmt: skip

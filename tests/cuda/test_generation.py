@@ -184,6 +184,7 @@ class BehindDriver(HostDriver):
         super().free(pointer)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not is_interpreted(), reason="a GPU is behind the host by itself")
 def test_tokens_are_right_on_a_device_that_runs_as_late_as_it_may() -> None:
     """Nothing is read before it is there, and nothing that the device will read is changed before it did."""

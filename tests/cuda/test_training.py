@@ -241,6 +241,7 @@ def test_a_snapshot_waits_for_nothing(
     buffer.close()
 
 
+@pytest.mark.full
 def test_a_bad_step_and_all_after_it_change_no_weight_and_are_explained(recipe: Path, tmp_path: Path) -> None:
     config = load(recipe, str(tmp_path / "run"), "train.device=cuda", "log.every=4", *SMALL)
     training = assembled(config)

@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.mark.sample(cases=3)
+@pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(
     ("size", "dtype", "packed", "window", "tokens", "rotation", "chunk_bytes"),
     [

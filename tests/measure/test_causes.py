@@ -67,6 +67,7 @@ def test_a_function_is_scaled_where_it_can_be() -> None:
     assert padded is not None and padded[1] == 1.5 and padded[0]().shape == (24, 3)  # type: ignore[attr-defined]
 
 
+@pytest.mark.full
 def test_thirty_cases_are_made() -> None:
     expected = [(case.name, set(case.expected.split())) for case in cases(CPU)]
     assert len(expected) == len(dict(expected)) >= 30

@@ -54,6 +54,7 @@ def test_float64_follows_the_reference(
         assert worst(found, reference[f"{name}/float64/{step}"]) < 1e-12, step
 
 
+@pytest.mark.sample(cases=23)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("name", "optimizer", "settings"), RUNS, ids=[r[0] for r in RUNS])
 def test_float32_follows_the_reference(

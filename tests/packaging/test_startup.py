@@ -64,7 +64,7 @@ def once(script: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def startup(script: str, runs: int = 3) -> float:
+def startup(script: str, runs: int = 2) -> float:
     """The median of some runs, after one that leaves the bytecode behind. The clock would also tell what else runs.
 
     Where the yardstick takes longer than its time, the machine is slower or busy, and the result less in proportion.

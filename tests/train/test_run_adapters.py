@@ -66,7 +66,7 @@ def told(config: Config, **options: Any) -> str:
 
 
 class TestResuming:
-    @pytest.mark.sample(cases=3)
+    @pytest.mark.sample(cases=2)
     @pytest.mark.parametrize(
         "settings",
         [
