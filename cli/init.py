@@ -34,7 +34,7 @@ Goal = Annotated[
         "--goal",
         metavar="GOAL",
         help="lora, full, dpo or reward (pairs of answers), distill (a teacher), pretrain (on texts) or scratch.  "
-        "[default: lora with --model, else scratch]",
+        "[default: lora with --model, or dpo if the data are pairs; else scratch]",
         autocompletion=lambda incomplete: [goal for goal in GOALS if goal.startswith(incomplete)],
     ),
 ]
@@ -83,7 +83,7 @@ def init(
         if goal == "distill" and teacher is None:
             teacher = _answer("Teacher: a folder or a name on the hub", "", session.check_model)
     model = None if model is None else os.path.expanduser(model)
-    chosen = session.goal_of(goal, model)
+    chosen = session.goal_of(goal, model, data or ())
     session.check_teacher(chosen, teacher or None)
     asked = session.Choices(
         goal=chosen,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,10 +128,10 @@ def check_source(name: str) -> None:
     expand([name])
 
 
-def goal_of(goal: str | None, model: str | None) -> str:
+def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> str:
     """Return the goal that is meant. Raises: UsageError: it is unknown, or does not match the model."""
     trains_weights = model is not None and model not in PRESETS
-    found = goal or ("lora" if trains_weights else "scratch")
+    found = goal or ("scratch" if not trains_weights else "dpo" if data and _has_pairs(data) else "lora")
     check_goal(found)
     if found == "scratch" and trains_weights:
         what = f"the goal scratch starts with random weights, but {escape(model)} has trained ones"
@@ -140,6 +140,15 @@ def goal_of(goal: str | None, model: str | None) -> str:
         what = f"the goal {found} needs the weights of a model"
         raise UsageError(what, where="--model", next="name a folder, or a model on the hub, such as Qwen/Qwen3-0.6B")
     return found
+
+
+def _has_pairs(data: Sequence[str]) -> bool:
+    """Whether the data begin with a pair of answers."""
+    try:
+        corpus = Corpus(data, on_error="fail", max_line_bytes=READ_BYTES, learns="pairs")
+        return next(iter(corpus.documents()), None) is not None
+    except (GenesisError, OSError):
+        return False
 
 
 def check_teacher(goal: str, teacher: str | None) -> None:

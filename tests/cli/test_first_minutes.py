@@ -176,6 +176,16 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
     assert estimate["fits"] is True
 
 
+@pytest.mark.parametrize(("record", "goal"), [
+    ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo"), (chat("hi", "yes"), "lora"), ({"text": "a"}, "lora"),
+])  # fmt: skip
+def test_the_goal_follows_the_records(model: Path, here: Path, record: dict[str, object], goal: str) -> None:
+    Path("mine.jsonl").write_text(json.dumps(record) + "\n")
+    out = done("init", "c.yaml", "--model", model, "--data", "mine.jsonl")
+    assert f"goal: {goal}," in out
+    assert load_config("c.yaml").objective.name == ("dpo" if goal == "dpo" else "next_tokens")
+
+
 def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None:
     base = Path(shutil.copytree(model, here / "base"))
     (base / "chat_template.jinja").unlink(missing_ok=True)
