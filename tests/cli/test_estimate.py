@@ -254,6 +254,7 @@ def test_a_time_is_that_of_a_benchmark_of_the_same_step(folder: Path) -> None:
 
 
 # Of a large vocabulary the losses of few rows are in chunks, and so rows are few.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("vocabulary", "settings"),
     [

@@ -63,6 +63,7 @@ def plan_of(case: dict[str, Any]) -> MemoryPlan:
     )
 
 
+@pytest.mark.sample(cases=5)
 @pytest.mark.parametrize(("expected", "case"), CASES, ids=[name_of(case) for _, case in CASES])
 def test_plans_are_the_sums_of_what_ops_keep(expected: int, case: dict[str, Any]) -> None:
     plan = plan_of(case)

@@ -82,6 +82,7 @@ def test_functions_on_ranks_of_the_launcher(size: int, device: str, tmp_path: Pa
     assert found(tmp_path, size) == [expected(rank, size) for rank in range(size)]
 
 
+@pytest.mark.full
 def test_ranks_with_an_address(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

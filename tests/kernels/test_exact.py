@@ -133,6 +133,7 @@ def rounding_left_out() -> Any:
     return mock.patch.object(linalg.Epilogue, "flags", property(lambda e: flags(e) & ~linalg.gemm.ROUND.value))
 
 
+@pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("broken", [other_key_block, other_vocabulary_block, rounding_left_out])
 def test_a_broken_rule_is_seen(model: Any, tokens: Any, expected: Any, broken: Callable[[], Any]) -> None:
     with broken():

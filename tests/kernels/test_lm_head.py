@@ -153,6 +153,7 @@ def test_hits_leave_the_bits_of_the_loss(monkeypatch: pytest.MonkeyPatch, size: 
     assert hits.item() == (labels.numpy() == likeliest).sum()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", (bfloat16, pytest.param(float32, marks=pytest.mark.full)))
 def test_a_frozen_head_costs_no_gradient(monkeypatch: pytest.MonkeyPatch, dtype: DType) -> None:
     """Of the GEMMs behind the logits one is left, and what is left is the same to the bit."""
@@ -459,6 +460,7 @@ def test_only_rows_that_occur_are_written() -> None:
     np.testing.assert_array_equal(target.numpy(), total)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("classes", "width", "dtype"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import zlib
 from collections import Counter
 from functools import cache
 
@@ -19,6 +20,7 @@ from genesis.op import registry
 from tests.ops import conformance
 from tests.ops.conformance import Variant, main_dtype
 from tests.ops.samples import all_rows
+from tests.sampling import some_full
 
 for module in pkgutil.iter_modules(genesis.ops.__path__):  # each registers its ops
     importlib.import_module(f"genesis.ops.{module.name}")
@@ -56,7 +58,16 @@ def is_large(v: Variant) -> bool:
     return sum(x.size for x in v.case.inputs if conformance.is_float(x)) > 100
 
 
-@pytest.mark.parametrize("key", sorted(collected()[0]), ids="-".join)
+def is_of_every_day(key: tuple[str, str]) -> bool:
+    """Whether a key has gradients, errors, float32 or a kind of integers; of other floats, every third op has them."""
+    name, group = key
+    return group not in ("float64", "float16", "bfloat16") or zlib.crc32(name.encode()) % 3 == len(group) % 3
+
+
+KEYS = sorted(collected()[0])
+
+
+@pytest.mark.parametrize("key", some_full(KEYS, [*filter(is_of_every_day, KEYS)]), ids="-".join)
 def test_op_conforms(key: tuple[str, str]) -> None:
     conform(collected()[0][key])
 

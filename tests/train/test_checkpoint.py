@@ -384,6 +384,7 @@ def mutations(content: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {**content, key: wrong}
 
 
+@pytest.mark.full
 def test_malformed_state_is_refused_and_never_a_bug(run: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if its manifest were true of it: what says that something is wrong is then the state itself."""
     saver(run).save(run.state)

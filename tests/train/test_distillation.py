@@ -240,6 +240,7 @@ def test_bad_settings(tmp_path: Path, objective: str, message: str) -> None:
         load(path, "run")
 
 
+@pytest.mark.full
 def test_validate_and_estimate_know_the_teacher(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(recipe), *QUIET, f"train.output_dir={recipe.parent / 'run'}"]
     assert main(["validate", *words]) == 0

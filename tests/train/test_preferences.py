@@ -92,6 +92,7 @@ def test_two_references_train_alike(recipe: Path) -> None:
     assert one[-1]["train/loss"] < 0.65
 
 
+@pytest.mark.full
 def test_a_continued_adapter_is_its_own_reference(recipe: Path) -> None:
     train(load(recipe, "first", *QUIET, "train.steps=6"))
     start = (f"lora={{init_from: {recipe.parent / 'first'}}}", "train.steps=4")
