@@ -18,7 +18,7 @@ from tests.files.st_files import file_bytes, header, library_read, save_file
 
 # What parsing may take beside the tensors: a header of a few hundred bytes as bytes, text and Python objects.
 OVERHEAD = 128 << 10
-settings_80 = settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings_200 = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_the_helper_fails_on_too_much_memory(path: Path, monkeypatch: pytest.Mon
 VALID = file_bytes(header())
 
 
-@settings_80
+@settings_200
 @given(
     st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=4),
     st.integers(-12, 12),
@@ -85,7 +85,7 @@ def test_bytes_changed_and_ends_moved(path: Path, changes: list[tuple[int, int]]
     read_or_refuse(path, bytes(content[:more]) if more < 0 else bytes(content) + b" " * more)
 
 
-@settings_80
+@settings_200
 @given(st.integers(0, len(VALID) - 1), st.integers(0, len(VALID)), st.integers(0, len(VALID)))
 def test_pieces_moved(path: Path, start: int, stop: int, to: int) -> None:
     piece = VALID[start:stop]
@@ -109,7 +109,7 @@ entries: st.SearchStrategy[Any] = st.fixed_dictionaries(
 )
 
 
-@settings_80
+@settings_200
 @given(st.dictionaries(names, entries | numbers, max_size=4), st.integers(0, 64), st.integers(-8, 8))
 def test_headers_of_the_right_form(path: Path, head: dict[str, Any], data: int, shift: int) -> None:
     text = json.dumps(head)
@@ -139,7 +139,7 @@ def honest(draw: st.DrawFn) -> tuple[dict[str, Any], bytes]:
 accepted: list[bool] = []
 
 
-@settings_80
+@settings_200
 @given(honest())
 def test_nearly_honest_files(path: Path, file: tuple[dict[str, Any], bytes]) -> None:
     accepted.append(read_or_refuse(path, file_bytes(*file)))
