@@ -88,7 +88,7 @@ def test_shares_add_up_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_targets_that_are_the_likeliest_token_are_counted(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunk by chunk of rows, also where some of them have no target, and with the loss as training has it."""
     made, batch = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device="cpu", dtype=dtype), batch_of(5, 12)
-    monkeypatch.setattr("genesis_models.blocks.chunk_rows", lambda *given: 7)
+    monkeypatch.setattr("genesis.ops.loss.chunk_rows", lambda *given: 7)
     ids, positions = genesis.from_numpy(batch.input_ids), genesis.from_numpy(batch.position_ids)
     with genesis.no_grad():
         likeliest = made(ids, positions).argmax(-1).numpy()
@@ -106,7 +106,7 @@ def test_targets_that_are_the_likeliest_token_are_counted(dtype: str, monkeypatc
 def test_a_gpu_counts_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """There rows without a target are not left out, as the host would have to count them."""
     batch, found = batch_of(2, 6), []
-    monkeypatch.setattr("genesis_models.blocks.chunk_rows", lambda *given: 7)
+    monkeypatch.setattr("genesis.ops.loss.chunk_rows", lambda *given: 7)
     labels = np.where(batch.labels % 3 == 0, -100, 37)  # the likeliest token of two places
     for device in (CPU, Device("cuda", 0)):
         made = genesis_models.build(ModelConfig.from_dict(RAW), seed=0, device=str(device), dtype="float32")
