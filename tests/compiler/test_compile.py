@@ -18,7 +18,6 @@ from genesis.compiler import explain, fuse, reset, source
 from genesis.errors import DeviceError, GradientError, ShapeError, UsageError
 from genesis.nn import functional as F
 from tests.compiler.programs import WORLDS, compare
-from tests.sampling import some_full
 
 FACTOR = 2.0
 TABLE = {"scale": 1.0}
@@ -47,13 +46,15 @@ def gradients(function: Any, x: Any) -> np.ndarray:
     return np.stack(grads)
 
 
-@pytest.mark.parametrize("first", some_full(range(0, 480, 60), [0]))
+@pytest.mark.parametrize("first", range(0, 480, 60))
 def test_random_programs_give_eager_results(first: int) -> None:
-    assert [text for seed in range(first, first + 60) if (text := compare(seed, "cpu"))] == []
+    for seed in range(first, first + 60):  # every program again in the same world, or after one of two changes
+        worlds = WORLDS if first == 0 else (WORLDS[0], WORLDS[2 + seed % 3])
+        assert compare(seed, "cpu", worlds) == ""
 
 
 def test_random_programs_in_kernels() -> None:
-    assert [text for seed in range(1000, 1012) if (text := compare(seed, "cuda", WORLDS[:2]))] == []
+    assert [text for seed in range(1000, 1020) if (text := compare(seed, "cuda", WORLDS[:2]))] == []
 
 
 @pytest.mark.full
