@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -50,6 +51,7 @@ def fork(work: Callable[[], Any], path: Path) -> Fork:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return Fork(pid, path)
     code, said = 70, {}
+    atexit._clear()  # a command that ends the child would remove the parent's temporary folders
     try:
         for number in STOPS:
             signal.signal(number, signal.SIG_DFL)
