@@ -18,11 +18,11 @@ from tests.models.continued import continue_ids
 from tests.models.golden import golden
 
 
-def draws(sampling: Sampling, logits: np.ndarray, count: int = 500) -> Counter[int]:
+def draws(sampling: Sampling, logits: np.ndarray, count: int = 2000) -> Counter[int]:
     return Counter(choose(logits, sampling, position) for position in range(count))
 
 
-DRAWS = 2000
+DRAWS = 8000
 LOGITS = np.log(np.array([0.1, 0.5, 0.25, 0.15]))
 
 
