@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -46,22 +47,19 @@ class _Worker:
     def __init__(self) -> None:
         root = str(Path(__file__).parents[3])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
-        # Triton and ptxas leave files behind when they are interrupted.
-        self.temporary = tempfile.mkdtemp(prefix="genesis-compile-")
+        # Triton and ptxas leave files behind when they are interrupted. The worker makes this folder: one that this
+        # process made would stay if the process were killed before the worker starts.
+        self.temporary = os.path.join(tempfile.gettempdir(), f"genesis-compile-{secrets.token_hex(8)}")
         # Not one BLAS thread per core.
         environment = {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1", "TMPDIR": self.temporary}
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", f"from {__name__} import main; main()", self.temporary],
-                env=os.environ | environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C must reach only the parent
-            )
-        except OSError:
-            shutil.rmtree(self.temporary, ignore_errors=True)
-            raise
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", f"from {__name__} import main; main()", self.temporary],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C must reach only the parent
+        )
 
     def compile(self, job: bytes) -> Binary | None:
         """Compile a job; None if the worker fails. Raises OSError if the process has ended."""
@@ -348,6 +346,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # anything printed must not reach the answers
     try:
+        os.mkdir(sys.argv[1], 0o700)
         serve(sys.stdin.buffer, answers)
     finally:
         shutil.rmtree(sys.argv[1], ignore_errors=True)  # the parent may have been killed
