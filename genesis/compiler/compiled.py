@@ -255,7 +255,9 @@ def trace_call(
     inner = [t for t, known in zip(outputs, outside, strict=True) if known is None]
     # The tape ends at arguments and captured parameters.
     leaves: list[tuple[Edge, TensorBase]] = []
-    for edge in tape_ends(inner, began) if mode.grad else []:
+    for edge in tape_ends(inner, began):
+        if not mode.grad:
+            raise Break("enables gradients inside no_grad")
         leaf = edge.node.leaf() if isinstance(edge.node, AccumulateNode) else None
         if leaf is None:
             raise Break("uses a tensor that was computed outside and is not an argument")

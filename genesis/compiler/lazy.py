@@ -8,18 +8,19 @@ that something still refers to. Autograd records the ops as in eager code. A pie
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
 from genesis.array import Array, allocated
 from genesis.autograd.graph import calling_line
-from genesis.backend import CPU, Device
-from genesis.backend.cuda.dispatch import exact, is_value
+from genesis.backend import CPU, Device, mode
+from genesis.backend.cuda.dispatch import allow_tf32, exact, is_value
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program
 from genesis.compiler.region import region_op
-from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposed, inferred, lazy
+from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposed, inferred, lazy, settings_of_sums
 from genesis.op import Op, current_tracer, execute, registry, tracing
 from genesis.random import default_generator
 
@@ -41,6 +42,17 @@ def _is_exposed(x: Array) -> bool:
     if values is not None and sys.getrefcount(values) > 3:
         return True
     return sys.getrefcount(storage.block) > (2 if values is None else 3)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _under(grad: bool, is_exact: bool, fixed_weights: bool, tf32: bool) -> Iterator[None]:
+    """Inside the block, launch kernels under the settings under which ops were called."""
+    before = mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on
+    mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on = grad, is_exact, fixed_weights, tf32
+    try:
+        yield
+    finally:
+        mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on = before
 
 
 class Piece:
@@ -106,7 +118,12 @@ class LazyFunction:
 
 
 class Recorder(Trace):
-    """The tracer of one call of a function. It writes a graph until something needs a value, and then runs it."""
+    """The tracer of one call of a function. It writes a graph until something needs a value, and then runs it.
+
+    Attributes:
+        made: storages without memory.
+        is_recorded: whether an op of the graph may be recorded for a backward pass.
+    """
 
     is_functional = False
 
@@ -116,7 +133,8 @@ class Recorder(Trace):
 
     def _begin(self) -> None:
         super().__init__()
-        self.made: list[Any] = []  # storages without memory
+        self.made: list[Any] = []
+        self.is_recorded = False
 
     # --- What the thread does besides calls of ops --------------------------------------------------------------------
 
@@ -155,6 +173,9 @@ class Recorder(Trace):
         """Let an op wait and return arrays without memory, or run it now if a piece cannot hold it."""
         if op.view is not None:
             return (lazy(execute(op, inputs, attrs, out)[0]),)
+        if settings_of_sums() != self.settings:
+            self.flush("changes settings")
+        out = None if out.__class__ is tuple and not any(x is not None for x in out) else out
         key = self._key(op, inputs, attrs, out)
         known = None if key is None else self.function.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
         if known is None:
@@ -164,6 +185,7 @@ class Recorder(Trace):
             self.flush("continues on another device")
             return self.call(op, inputs, attrs, out)
         self.graph.calls += calls
+        self.is_recorded |= mode.grad
         results = self.put(values, out)
         if len(self.graph.calls) >= LONGEST:
             self.flush(f"has {LONGEST} ops")
@@ -171,7 +193,7 @@ class Recorder(Trace):
 
     def _key(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Any, ...] | None:
         """The key of a call: values and windows of its arrays, and its numbers. None if the op cannot wait."""
-        if registry.get(op.name) is not op or op.mutates or op.name in RAISING:
+        if registry.get(op.name) is not op or op.mutates or op.name in RAISING or mode.exact:
             return None
         parts: list[Any] = [op]
         for x in inputs if out is None else (*inputs, out):
@@ -217,6 +239,7 @@ class Recorder(Trace):
     def flush(self, reason: str) -> None:
         """Run the waiting ops."""
         graph, captured, made, function = self.graph, self.captured, self.made, self.function
+        settings = self.is_recorded, *self.settings
         self._begin()
         kept = [i for i, m in enumerate(made) if [1 for r in m.arrays if r() is not None]]
         if not kept:
@@ -229,7 +252,7 @@ class Recorder(Trace):
             if len(function.pieces) < CALLS:
                 function.pieces[key] = piece
         graph.calls = list(dict.fromkeys(graph.calls))
-        with tracing(None):
+        with tracing(None), _under(*settings):
             results = piece.run(graph, tuple([x for x, _ in captured]), function)
         for i, result in zip(kept, results, strict=True):
             made[i].become(result.storage)

@@ -17,7 +17,8 @@ import numpy as np
 from genesis import array as arrays
 from genesis.array import Array, Spec
 from genesis.autograd.graph import calling_line
-from genesis.backend import Backend, Device, backend_for
+from genesis.backend import Backend, Device, backend_for, mode
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.compiler.fuse import longest_row
 from genesis.compiler.graph import Call, Graph, Value, renamed
 from genesis.dtypes import DType
@@ -116,6 +117,11 @@ def lazy(x: Array) -> Array:
     return x
 
 
+def settings_of_sums() -> tuple[bool, bool, bool]:
+    """The settings that choose the order and the precision of sums."""
+    return mode.exact, mode.fixed_weights, allow_tf32.on
+
+
 class Trace:
     """A tracer (see `genesis.op.Tracer`) that writes a graph.
 
@@ -126,12 +132,13 @@ class Trace:
         arguments: arrays of the inputs, each with its first value.
         captured: arrays in memory that the function reads, each with the value that it held at the beginning.
         constants: arrays that the function makes from numbers, by id.
+        settings: the settings under which the ops of the graph were called.
     """
 
     is_functional = True
 
     def __init__(self, owners: Iterable[Array] = ()) -> None:
-        self.graph = Graph()
+        self.graph, self.settings = Graph(), settings_of_sums()
         self.arguments: list[tuple[Array, Value]] = []
         self.captured: list[tuple[Array, Value]] = []
         self.constants: dict[int, Array] = {}
@@ -228,6 +235,8 @@ class Trace:
             return (lazy(op.view(*inputs, **attrs)),)
         if op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
+        if settings_of_sums() != self.settings:
+            raise Break("changes genesis.exact, genesis.fixed_weights or the precision of float32 matmuls")
         calls, values = self.planned(op, inputs, attrs, out, *inferred(op, inputs, attrs, out))
         self.graph.calls += calls
         return self.put(values, out)

@@ -10,9 +10,12 @@ import pytest
 
 import genesis
 from genesis import nn
+from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.compiler import explain, lazy
 from genesis.errors import IndexRangeError, NumericError, ShapeError
+from genesis.kernels.gemm import linalg
 from genesis.nn import functional as F
+from genesis.nn import fused
 from tests.compiler.test_compile import equal, ramp
 
 
@@ -106,6 +109,68 @@ def test_a_training_step_with_a_break() -> None:
         losses = [function(model, optimizer, ramp(3, 4) * i).item() for i in range(5)]
         found.append((losses, [p.tolist() for p in model.parameters()]))
     assert found[0] == found[1]
+
+
+def test_a_piece_runs_under_the_settings_of_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values are read inside no_grad, where the kernel would not store what backward reads."""
+    norm, gate_up, down = nn.RMSNorm(64, eps=1e-6), nn.Linear(64, 256, bias=False), nn.Linear(128, 64, bias=False)
+    norm, gate_up, down = (each.to("cuda", genesis.bfloat16) for each in (norm, gate_up, down))
+
+    def work(x: Any) -> Any:
+        y = fused.gated_mlp(x + 1, norm, [gate_up], down)
+        with genesis.no_grad():
+            y.sum().item()
+        return y.float().square().sum()
+
+    found = []
+    for each in (genesis.compile(work), work):
+        x = genesis.linspace(-1, 1, 40 * 64, device="cuda").reshape(40, 64).bfloat16().requires_grad_()
+        found.append(genesis.autograd.grad(each(x), [x, gate_up.weight]))
+    assert all(equal(a, b) for a, b in zip(*found, strict=True))
+
+    seen: list[tuple[bool, bool]] = []
+    launch = linalg._launch_tma
+    monkeypatch.setattr(
+        linalg,
+        "_launch_tma",
+        lambda p, e, chain, tile: (seen.append((chain, allow_tf32.on)), launch(p, e, chain, tile))[1],
+    )
+
+    def settings(x: Any, w: Any) -> list[Any]:
+        with genesis.exact():
+            y = x @ w
+        before = allow_tf32.set(True)
+        z = x @ (w + 1)
+        allow_tf32.set(before)
+        return [y, z * x.sum().item()]
+
+    genesis.compile(settings)(genesis.ones(24, 64, device="cuda"), genesis.ones(64, 24, device="cuda"))
+    assert seen == [(True, False), (False, True)]
+
+
+def test_gradients_that_a_function_enables_inside_no_grad() -> None:
+    def work(x: Any) -> Any:
+        with genesis.enable_grad():
+            return (x * 2).sum()
+
+    x = ramp(3, grad=True)
+    with genesis.no_grad():
+        total = genesis.compile(work)(x)
+    total.backward()
+    assert x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_results_of_an_op_without_memory_for_any(device: str) -> None:
+    def work(x: Any, w: Any) -> Any:
+        if x.sum().item() < 9:
+            F.linear_token_log_probs(x * 2, w, genesis.tensor([1, 0], device=device)).sum().backward()
+        return x.grad
+
+    x, w = (ramp(2, 4, grad=True) if device == "cpu" else ramp(2, 4).cuda().requires_grad_() for _ in range(2))
+    want = work(x, w).clone()
+    x.grad = None
+    assert np.allclose(genesis.compile(work)(x, w).numpy(force=True), want.numpy(force=True))
 
 
 def test_memory_that_numpy_shares_is_read_at_once() -> None:
