@@ -9,7 +9,7 @@ from typing import Any
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
 from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like, split_totals
 from genesis.compiler.graph import Call, Graph, Value, Windows
-from genesis.compiler.program import BlockStep, OpStep, Program
+from genesis.compiler.program import BlockStep, Program, Step
 from genesis.errors import UsageError
 from genesis.keywords import check_calls
 from genesis.nn.module import Module
@@ -17,10 +17,10 @@ from genesis.nn.module import Module
 MODES = ("default", "reduce-overhead", "max-autotune")
 
 
-def schedule(graph: Graph) -> Program:
+def schedule(name: str, graph: Graph) -> Program:
     """Return the program of a graph: kernels of fused calls on a GPU, blocks of fused calls on the CPU."""
     devices = {v.device.type for call in graph.calls for v in call.outputs}
-    make: Callable[[Group, list[Value]], Any] = BlockStep
+    make: Callable[[Group, list[Value]], Step] = BlockStep
     if devices == {"cuda"}:
         from genesis.compiler.source import GroupStep, expression_of
 
@@ -36,13 +36,13 @@ def schedule(graph: Graph) -> Program:
             graph, lambda call: devices == {"cpu"} and point_like(call) and not call.is_random, reductions=False
         )
     # A group of one op runs the op's own kernel.
-    steps = []
+    steps = list[Step]()
     for unit in fusion.ordered():
         if isinstance(unit, Group) and (len(unit.calls) > 1 or unit.calls[0].op.family == "compiled"):
             steps.append(make(unit, needs_memory(unit, graph)))
         else:
-            steps.append(OpStep(unit.calls[0]))
-    return Program(graph, steps)
+            steps.append(Step(unit.calls, unit.calls[0].reads, unit.calls[0].outputs))
+    return Program(name, graph, steps)
 
 
 def compile(
@@ -142,7 +142,7 @@ def _kernels(program: Program) -> list[Kernel]:
     found = []
     for step in program.steps:
         reads, writes = (sum(v.nbytes for v in dict.fromkeys(values)) for values in (step.reads, step.results))
-        found.append(Kernel(tuple(call.op.name for call in step.calls), reads, writes, getattr(step, "source", "")))
+        found.append(Kernel(tuple(call.op.name for call in step.calls), reads, writes, step.source))
     return found
 
 

@@ -19,7 +19,6 @@ from genesis.backend import CPU, Device, mode
 from genesis.backend.cuda.dispatch import allow_tf32, exact, is_value
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program
-from genesis.compiler.region import region_op
 from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposed, inferred, lazy, settings_of_sums
 from genesis.op import Op, current_tracer, execute, registry, tracing
 from genesis.random import default_generator
@@ -75,22 +74,18 @@ class Piece:
         if is_due and (len(graph.calls) > 1 or function.patience == 1):
             graph = decomposed(graph).without_common_calls()
             graph = graph.with_own_memory(range(len(graph.outputs))).without_dead_calls()
-            program = function.schedule(graph)
-            self.op = region_op(f"{function.name} piece", program)
-            self.order = [program.results.index(v.root) for v in graph.outputs]
-            self.program = program  # last: other threads look at it
+            self.program = function.schedule(f"{function.name} piece", graph)
             function.programs += 1
         if self.program is None:
             return graph.with_own_memory(range(len(graph.outputs))).run_ops(inputs)
-        results = self.program.launch(self.op, inputs)
-        return [results[i] for i in self.order]
+        return self.program.outputs(inputs, self.program.launch(inputs))
 
 
 class LazyFunction:
     """What the lazy tier remembers of one function.
 
     Args:
-        schedule: returns the program of a graph.
+        schedule: returns the program of a name and a graph.
 
     Attributes:
         inputs: (index, layout) -> the value of an array in memory.
@@ -101,7 +96,7 @@ class LazyFunction:
         programs: number of compiled pieces.
     """
 
-    def __init__(self, name: str, schedule: Callable[[Graph], Program]) -> None:
+    def __init__(self, name: str, schedule: Callable[[str, Graph], Program]) -> None:
         self.name, self.schedule, self.patience, self.programs = name, schedule, 2, 0
         self.inputs: dict[Any, Value] = {}
         self.calls: dict[Any, tuple[list[Call], list[Value]]] = {}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, Spec, empty
+from genesis.array import Array, Spec, empty, from_numpy
 from genesis.backend import Device
 from genesis.backend.cpu import parallel
 from genesis.compiler.fuse import Group
@@ -24,32 +24,22 @@ WARM_UP = 2  # calls before the capture, which compile kernels and show which in
 Arrays = dict[Value, Array]
 
 
-class Step(Protocol):
-    """A part of a program: some calls of its graph, which run together.
+class Step:
+    """A part of a program: calls of its graph that run together. By itself, one call that runs the op's own kernel.
 
     Attributes:
         reads: the roots that it reads.
         results: the roots that it stores.
-        calls: what it computes.
+        source: the generated source; empty if the ops' own implementations run.
     """
 
-    calls: Sequence[Call]
-    reads: list[Value]
-    results: list[Value]
+    source = ""
+
+    def __init__(self, calls: Sequence[Call], reads: Iterable[Value], results: Iterable[Value]) -> None:
+        self.calls, self.reads, self.results = calls, list(dict.fromkeys(reads)), list(results)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
         """Compute the results, whose arrays exist already."""
-        ...
-
-
-class OpStep:
-    """One call, run by the op's own implementation."""
-
-    def __init__(self, call: Call) -> None:
-        self.calls: Sequence[Call] = (call,)
-        self.reads, self.results = call.reads, list(call.outputs)
-
-    def run(self, array_of: Callable[[Value], Array]) -> None:
         (call,) = self.calls
         inputs = tuple([array_of(x) if isinstance(x, Value) else x for x in call.inputs])
         outputs = tuple([array_of(v) for v in call.outputs])
@@ -71,12 +61,12 @@ def run_op(op: Op, outputs: tuple[Array, ...], inputs: tuple[Any, ...], attrs: d
 BLOCK = 1 << 17  # elements; with fewer, the calls of numpy cost more than the cache saves
 
 
-class BlockStep:
+class BlockStep(Step):
     """A group as a step of a program. Threads run the numpy references of its ops, block by block."""
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
-        self.group, self.calls, self.results = group, group.calls, stored
-        self.reads = list(dict.fromkeys(v for c in group.calls for v in c.reads if v not in group.places))
+        super().__init__(group.calls, [v for c in group.calls for v in c.reads if v not in group.places], stored)
+        self.group = group
         # Values of the group are the roots themselves; what lies in memory may be a window.
         self.operands = [
             [x.root if isinstance(x, Value) and x.root in group.places else x for x in c.inputs] for c in group.calls
@@ -147,16 +137,16 @@ def places_of(
 
 
 class Program:
-    """Steps with their memory.
+    """Steps with their memory, and the op outside the registry that runs them.
 
     Attributes:
-        inputs: values of the arrays that `run` takes.
-        results: roots that `run` stores into the arrays that it is given.
+        inputs: values of the arrays that the op takes.
+        results: roots that the op stores, each into memory that is flat and of the root's `extent` if it is strided.
         changed: indices of inputs that change in place.
         in_place: new values of inputs that a step stores over the old ones.
     """
 
-    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, graph: Graph, steps: Sequence[Step]) -> None:
         self.graph, self.steps, self.inputs = graph, list(steps), graph.inputs
         own = set(graph.inputs)
         # A new value of an input is stored into the input itself at the end, unless it is also a result.
@@ -171,31 +161,36 @@ class Program:
             if v not in kept
         }
         self.offsets, self.nbytes = places_of([(s.reads, s.results) for s in self.steps], sizes, graph.results)
-
-    def specs(self) -> tuple[Spec, ...]:
-        """The specs of the arrays into which `run` stores `results`: flat and of its `extent` for a strided result."""
-        return tuple(Spec(v.shape if is_plain(v) else (extent(v.shape, v.strides),), v.dtype) for v in self.results)
+        specs = tuple(Spec(v.shape if is_plain(v) else (extent(v.shape, v.strides),), v.dtype) for v in self.results)
+        self.op = Op(
+            name, self._run, lambda *_: specs, mutates=self.changed, family="compiled", cuda_impl=self._run
+        )  # fmt: skip
 
     @property
     def device(self) -> Device:
         return (self.results or [new for _, new in self.graph.writes])[0].device
 
-    def launch(self, op: Op, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
-        """Run the program through its op; return the arrays of `results`."""
+    def launch(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """Run the op; return the arrays of `results`."""
         if not (self.results or self.changed):
             return ()
         device = self.device
         elsewhere = [x for x in inputs if x.device is not device and x.device != device]  # arguments without use
-        return execute(op, inputs, {"device": device} if elsewhere or not inputs else {})
+        return execute(self.op, tuple(inputs), {"device": device} if elsewhere or not inputs else {})
 
-    def run(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
-        """Run all steps."""
-        # A saved result of forward may be flat, like the memory of a strided output below.
-        roots: Arrays = {
-            v: x if x.shape == v.shape else x.view(v.shape, v.strides) for v, x in zip(self.inputs, inputs, strict=True)
-        }
-        for value, array in zip(self.results, outputs, strict=True):
-            roots[value] = array if is_plain(value) else array.view(value.shape, value.strides)
+    def outputs(self, inputs: Sequence[Array], results: Sequence[Array]) -> list[Array]:
+        """The arrays of the graph's outputs, given those of the inputs and of `results`."""
+        roots = dict(zip((*self.results, *self.inputs), (*results, *inputs), strict=True))
+        return [v.within(roots[v.root]) for v in self.graph.outputs]
+
+    def _run(self, out: Any, *inputs: Any) -> None:
+        """The op's implementation, which gets numpy arrays on the CPU."""
+        roots: Arrays = {}
+        given = (*(out if isinstance(out, tuple) else (out,)), *inputs)
+        for v, x in zip((*self.results, *self.inputs), given, strict=True):
+            x = x if isinstance(x, Array) else from_numpy(x)
+            # Strided results are flat, and so are inputs of backward that forward stored.
+            roots[v] = x if x.shape == v.shape else x.view(v.shape, v.strides)
         roots.update({new: roots[old] for new, old in self.in_place.items()})
         if self.nbytes:
             memory = empty((self.nbytes,), uint8, self.device)
@@ -239,7 +234,7 @@ def is_plain(v: Value) -> bool:
 
 
 class Replayed:
-    """Runs the op of a program, after some calls as a CUDA graph.
+    """Runs a program, after some calls as a CUDA graph.
 
     A graph reads and writes fixed addresses. Inputs whose addresses change between calls, such as activations, are
     first copied to fixed addresses; parameters are read in place. Results are copied out, so that the next call does
@@ -247,30 +242,30 @@ class Replayed:
     changes its inputs, and inside another capture.
     """
 
-    def __init__(self, op: Op, program: Program) -> None:
-        self.op, self.program, self.calls = op, program, 0
-        self.is_profitable = len(program.steps) > len(program.results) + 1 and not op.mutates
+    def __init__(self, program: Program) -> None:
+        self.program, self.calls = program, 0
+        self.is_profitable = len(program.steps) > len(program.results) + 1 and not program.changed
         self.copied: set[int] = set()  # indices of inputs that are copied
         self.inputs: list[Array] = []  # what the graph reads; before the capture, the inputs of the last call
         self.results: tuple[Array, ...] = ()
         self.graph: Any = None
         self.lock = threading.Lock()  # calls share the graph's memory
 
-    def __call__(self, inputs: tuple[Any, ...]) -> tuple[Array, ...]:
-        """Return the results of the op."""
+    def launch(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
+        """Run the program; return the arrays of its `results`."""
         backend = inputs[0].storage.backend if self.is_profitable and inputs else None
         if backend is None or inputs[0].device.type == "cpu" or backend.is_capturing:
-            return self.program.launch(self.op, inputs)
+            return self.program.launch(inputs)
         with self.lock:
             return self._run(inputs)
 
-    def _run(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    def _run(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         moved = {i for i, (x, y) in enumerate(zip(inputs, self.inputs, strict=False)) if x.data_ptr() != y.data_ptr()}
         self.calls += 1
         if self.calls <= WARM_UP or moved - self.copied:
             self.copied |= moved
             self.graph, self.inputs, self.calls = None, list(inputs), min(self.calls, WARM_UP)
-            return execute(self.op, inputs, {}, None)
+            return self.program.launch(inputs)
         if self.graph is None:
             self._capture(inputs)
         copy = registry["copy"]
@@ -279,12 +274,10 @@ class Replayed:
         self.graph.replay()
         return tuple([copy(x) for x in self.results])
 
-    def _capture(self, inputs: tuple[Array, ...]) -> None:
+    def _capture(self, inputs: Sequence[Array]) -> None:
         from genesis.cuda import CUDAGraph, graph
 
-        self.inputs = [
-            empty(x.shape, x.dtype, x.device) if i in self.copied else x for i, x in enumerate(inputs)
-        ]  # fmt: skip
+        self.inputs = [empty(*x.spec, x.device) if i in self.copied else x for i, x in enumerate(inputs)]
         self.graph = CUDAGraph()
         with graph(self.graph):
-            self.results = execute(self.op, tuple(self.inputs), {}, None)
+            self.results = self.program.launch(self.inputs)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -23,7 +22,7 @@ from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program, Replayed
 from genesis.compiler.trace import Break, Trace, active, decomposed
 from genesis.errors import GradientError
-from genesis.op import Context, Op, current_tracer, registry
+from genesis.op import Context, current_tracer, registry
 
 _numbers = itertools.count(1)
 
@@ -36,74 +35,64 @@ class Region:
         trace: the finished trace of the forward pass.
         outputs: tensors that the function returned, without duplicates.
         sources: edges at which the traced tape ends, each with the index of its input.
-        schedule: returns the program of a graph.
+        schedule: returns the program of a name and a graph.
         replays: whether the programs run as CUDA graphs.
+
+    Attributes:
+        programs: the program of forward, and that of backward if there is one.
     """
 
     def __init__(
         self, name: str, trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[tuple[Edge, int]],
-        schedule: Callable[[Graph], Program], replays: bool,
+        schedule: Callable[[str, Graph], Program], replays: bool,
     ) -> None:  # fmt: skip
-        forward = trace.graph
         values = [trace.read(t.array) for t in outputs]
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
-        writes, arguments = trace.changed(), list(forward.inputs)
+        writes, arguments = trace.changed(), list(trace.graph.inputs)
         if writes and sources:
             raise Break("changes its inputs in place while gradients are recorded")
         seeds, grads = list[Value](), list[Value | None]()
         if self.differentiable:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
-        self.inputs = inputs = [*arguments, *(value for _, value in trace.captured)]
+        inputs = [*arguments, *(value for _, value in trace.captured)]
         results = [*values, *(g for g in grads if g is not None)]
-        joint = decomposed(Graph([*inputs, *seeds], forward.calls, results, writes)).without_common_calls()
+        joint = decomposed(Graph([*inputs, *seeds], trace.graph.calls, results, writes)).without_common_calls()
         storages = [id(t.array.storage) for t in outputs]
         self.joint = joint.with_own_memory(storages, [v for x, v in trace.captured if id(x) in trace.constants])
-        self.values, self.gradient_values = self.joint.outputs[: len(values)], self.joint.outputs[len(values) :]
-        name, saved = f"{name} {next(_numbers)}", list[Value]()
-        runner: Any = Replayed if replays else lambda op, program: partial(program.launch, op)
+        self.values, gradients = self.joint.outputs[: len(values)], self.joint.outputs[len(values) :]
+        name, self.saved, self.programs = f"{name} {next(_numbers)}", list[Value](), list[Program]()
         if self.differentiable:
-            saved, later = saved_values(self.joint, inputs, self.values, self.gradient_values)
-            self.backward_program = schedule(Graph([*saved, *seeds], later, self.gradient_values))
-            self.run_backward = runner(region_op(f"{name} backward", self.backward_program), self.backward_program)
+            self.saved, later = saved_values(self.joint, inputs, self.values, gradients)
+            self.programs.append(schedule(f"{name} backward", Graph([*self.saved, *seeds], later, gradients)))
             self.gradient_inputs = [i for (_, i), g in zip(sources, grads, strict=True) if g is not None]
-        self.program = schedule(
-            Graph(inputs, self.joint.calls, [*self.values, *saved], self.joint.writes).without_dead_calls()
-        )
-        own = {v: i for i, v in enumerate(self.program.results)}
-        self.outputs = [(own.get(v.root), v) for v in self.values]  # None: a view of an input
-        # Backward reads inputs and outputs; the vjp takes them in this order.
-        self.saved = [("input", inputs.index(v)) if v in inputs else ("output", own[v]) for v in saved]
-        self.forward = region_op(name, self.program, self._vjp if self.differentiable else None, self.saved)
-        self.run_forward = runner(self.forward, self.program)
-
-    @property
-    def programs(self) -> list[Program]:
-        """The program of forward, and that of backward if there is one."""
-        return [self.program, *([self.backward_program] if self.differentiable else [])]
+        graph = Graph(inputs, self.joint.calls, [*self.values, *self.saved], self.joint.writes)
+        forward = schedule(name, graph.without_dead_calls())
+        self.programs.insert(0, forward)
+        self.runners = [Replayed(each) if replays else each for each in self.programs]
+        if self.differentiable:
+            stored = {v: f"out{i}" if len(forward.results) > 1 else "out" for i, v in enumerate(forward.results)}
+            forward.op.vjp = self._vjp
+            forward.op.saves = tuple(inputs.index(v) if v in inputs else stored[v] for v in self.saved)
 
     # --- Running ------------------------------------------------------------------------------------------------------
 
     def run(self, tensors: Sequence[Any]) -> list[Any]:
         """Run on the tensors or arrays of the inputs; return the tensors of the outputs."""
         arrays = tuple([x.array if isinstance(x, TensorBase) else x for x in tensors])
-        results = self.run_forward(arrays)
+        forward, results = self.programs[0], self.runners[0].launch(arrays)
         node: Node | None = None
         if self.differentiable and mode.grad:
             edges = _edges(tuple(tensors))
             if edges is not None:
                 # `_recorded_vjp` reads all inputs that still exist.
                 found = [(ref(x), x.storage.version, edge) for x, edge in zip(arrays, edges, strict=True)]
-                node = _node(self.forward, edges, arrays, results, {"inputs": found})
+                node = _node(forward.op, edges, arrays, results, {"inputs": found})
                 node.specs = tuple([Spec(v.shape, v.dtype) for v in self.values])
-        tensors_out = []
-        for i, (index, value) in enumerate(self.outputs):
-            root = arrays[self.inputs.index(value.root)] if index is None else results[index]
-            tensors_out.append(TensorBase.wrap(value.within(root), node if i in self.differentiable else None, i))
-        return tensors_out
+        outputs = forward.outputs(arrays, results)[: len(self.values)]
+        return [TensorBase.wrap(x, node if i in self.differentiable else None, i) for i, x in enumerate(outputs)]
 
     def _vjp(self, ctx: Context, *grads: Array | None) -> tuple[Array | None, ...]:
-        kept = [(ctx.inputs if kind == "input" else ctx.outputs)[i] for kind, i in self.saved]
-        incoming = []
+        forward, incoming = self.programs[0], []
         for i in self.differentiable:
             grad, value = grads[i], self.values[i]
             if grad is None:
@@ -111,10 +100,9 @@ class Region:
             incoming.append(grad if grad.is_contiguous else registry["copy"](grad))
         if isinstance(current_tracer(), Tape):
             return self._recorded_vjp(ctx, incoming)
-        results = self.run_backward((*kept, *incoming))
-        roots: dict[Value, Any] = dict(zip(self.backward_program.inputs, (*kept, *incoming), strict=True))
-        roots.update(zip(self.backward_program.results, results, strict=True))
-        return self._of_all_inputs(ctx, [v.within(roots[v.root]) for v in self.gradient_values])
+        roots = dict(zip((*forward.inputs, *forward.results), (*ctx.inputs, *ctx.outputs), strict=True))
+        inputs = [*(roots[v] for v in self.saved), *incoming]
+        return self._of_all_inputs(ctx, self.programs[1].outputs(inputs, self.runners[1].launch(inputs)))
 
     def _of_all_inputs(self, ctx: Context, gradients: Sequence[Array]) -> tuple[Array | None, ...]:
         found = dict(zip(self.gradient_inputs, gradients, strict=True))
@@ -127,7 +115,7 @@ class Region:
             if x is None:
                 x = kept()
                 if x is None or x.storage.version != version:
-                    what = f"{self.forward.name}: its second derivative needs an input that was freed or changed"
+                    what = f"{self.programs[0].op.name}: its second derivative needs an input that was freed or changed"
                     raise GradientError(what, next="keep the input, or call the function without compile")
                 x = taped(x, edge, current_tracer()) if edge is not None else x
             found.append(x)
@@ -146,28 +134,6 @@ def _backward(
         roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
         grads = run_backward(roots, retain_graph=True, capture=list(sources))
     return [trace.read(s) for s in seeds], [None if g is None else trace.read(g) for g in grads]
-
-
-def region_op(name: str, program: Program, vjp: Any = None, saved: Sequence[tuple[str, int]] = ()) -> Op:
-    """Return an op that runs a program."""
-    specs = program.specs()
-
-    def infer(*inputs: Any) -> tuple[Spec, ...]:
-        return specs
-
-    def reference(out: Any, *inputs: Any) -> None:
-        from genesis.array import from_numpy
-
-        outs = out if isinstance(out, tuple) else (out,)
-        program.run([from_numpy(x) for x in outs], [from_numpy(x) for x in inputs])
-
-    def cuda_impl(out: Any, *inputs: Any) -> None:
-        program.run(out if isinstance(out, tuple) else (out,), inputs)
-
-    kept = tuple(i if kind == "input" else f"out{i}" for kind, i in saved)
-    if len(specs) == 1:
-        kept = tuple("out" if k == "out0" else k for k in kept)
-    return Op(name, reference, infer, vjp, saves=kept, mutates=program.changed, family="compiled", cuda_impl=cuda_impl)
 
 
 def tape_ends(outputs: Sequence[TensorBase], began: int) -> list[Edge]:

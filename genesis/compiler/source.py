@@ -23,7 +23,7 @@ from genesis.array import Array, empty
 from genesis.backend.cuda.launch import launch
 from genesis.compiler.fuse import REDUCTIONS, ROW_LIMIT, Group, reduced_axes
 from genesis.compiler.graph import Call, Value
-from genesis.compiler.program import run_op
+from genesis.compiler.program import Step, run_op
 from genesis.dtypes import DType, bool_, float32, int32, int64
 from genesis.kernels import maths
 from genesis.kernels.elements import (
@@ -59,7 +59,7 @@ def expression_of(call: Call) -> Expression | None:
 # --- The kernel of a group --------------------------------------------------------------------------------------------
 
 
-class GroupStep:
+class GroupStep(Step):
     """A group as a step of a program: a kernel, and the ops that reduce its partial results.
 
     Attributes:
@@ -76,8 +76,8 @@ class GroupStep:
             group.split = split  # then addresses need no division of element numbers
             writer = _Writer(group, self.stored)
         self.operands, self.strides = writer.operands, writer.strides
-        self.reads = list(dict.fromkeys(v.root for v in self.operands))
-        self.results = [*self.stored, *(call.outputs[0] for call in group.partial)]
+        results = [*self.stored, *(call.outputs[0] for call in group.partial)]
+        super().__init__(group.calls, [v.root for v in self.operands], results)
         # The name depends on nothing but the source, so that another process finds the machine code in the cache.
         source = writer.source("kernel", len(self.stored))
         digest = hashlib.sha256(source.encode()).hexdigest()[:8]
@@ -100,10 +100,6 @@ class GroupStep:
         if _is_transposed(group.space, group.split, self.strides):  # 64 bytes or more along both contiguous dimensions
             rows = columns = 32 if max(v.dtype.itemsize for v in (*self.stored, *self.operands)) > 2 else 64
         return (rows, columns), -(-group.rows // rows) * -(-group.columns // columns)
-
-    @property
-    def calls(self) -> list[Call]:
-        return self.group.calls
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
         programs = self.programs(array_of(self.results[0]).storage.backend)

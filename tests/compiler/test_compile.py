@@ -288,8 +288,8 @@ def test_inputs_change_in_place(device: str, function: Any) -> None:
     assert all(np.allclose(a.cpu().numpy(), b.cpu().numpy(), atol=1e-6) for a, b in zip(*found, strict=True))
     if function is momentum:
         (entry,) = compiled.entries.values()
-        assert [len(step.calls) > 4 for step in entry[0].region.program.steps] == [True]
-        assert len(entry[0].region.program.in_place) == 2
+        assert [len(step.calls) > 4 for step in entry[0].region.programs[0].steps] == [True]
+        assert len(entry[0].region.programs[0].in_place) == 2
 
 
 def halves(x: Any, cos: Any, sin: Any) -> Any:
@@ -318,7 +318,7 @@ def test_parts_of_arrays_stay_in_one_kernel(function: Any, kernels: int | None) 
         found.append([t.detach().cpu().numpy() for t in (y, x.grad, cos.grad, sin.grad)])
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(*found, strict=True))
     (entry,) = compiled.entries.values()
-    assert kernels is None or len(entry[0].region.program.steps) == kernels
+    assert kernels is None or len(entry[0].region.programs[0].steps) == kernels
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -437,7 +437,7 @@ def test_reduced_overhead_gives_the_same(device: str) -> None:
         assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(eager, got, strict=True))
     assert all(np.array_equal(y.detach().cpu().numpy(), got[0]) for y, got in zip(kept[8:], found[8:], strict=True))
     (entry,) = compiled._compiled.entries.values()
-    assert (entry[0].region.run_forward.graph is not None) == (device == "cuda")
+    assert (entry[0].region.runners[0].graph is not None) == (device == "cuda")
 
 
 # --- Breaks and errors ------------------------------------------------------------------------------------------------
