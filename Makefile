@@ -136,7 +136,7 @@ docs: $(VENV)/.installed-docs ## write docs/configuration.md and build the websi
 	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# The sample has float32 and bfloat16: every kernel with both Tritons, a sixteenth of its features with each, and one of
+# The sample has float32 and bfloat16: every kernel with one of both Tritons, 1/32 of the features with each, and one of
 # sm_80, sm_90 and sm_100 for a kernel that they share. It also checks that attention's products do not wait for each other,
 # on half of the forms of one head size with each Triton. `make kernels` covers all dtypes, architectures, features and forms.
 kernels-newest: install-dev ## compile a sample of the kernels ahead of time with the newest Triton; needs no GPU

@@ -7,9 +7,9 @@ The signatures are those that the suite's samples launch on a GPU of the archite
 holds, for every kernel, each combination of its parameters' types, each combination of the functions and types among
 its constants, and each value of its flags. --all takes all, with every pattern of strides and alignment. --dtypes
 keeps the samples of these dtypes (and those of ops that take no others). --sample K is for a check of every day: it
-has every kernel and the K-th sixteenth of the features, and compiles a signature that several architectures share for
-one of them, in rotation from the K-th. The exit code is 1 where one fails, or takes more shared memory than its
-architecture gives a block.
+has the K-th of 32 parts of the features and half of the kernels (K is even or odd), and compiles what architectures
+share for one of them, in rotation from the K-th. The exit code is 1 where one fails, or takes more shared memory than
+its architecture gives a block.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from genesis.backend.cuda.compile import Signature
 __all__ = ["PARTS", "Kernels", "covering", "features", "rotated"]
 
 Kernels = list[tuple[Any, Signature]]
-PARTS = 16
+PARTS = 32
 
 
 def _kinds(signature: Signature) -> tuple[Any, ...]:
@@ -54,13 +54,13 @@ def covering(kernels: Kernels, part: int | None = None) -> Kernels:
     Always the one next that adds most. Kernels with other numbers of parameters (some were None) count as others.
 
     Args:
-        part: below PARTS, asks for one part of each kernel's features, with whichever parameters, and for every kernel.
+        part: below PARTS, asks for one part of the features, with whichever parameters, and for half of the kernels.
     """
     held = []
     for kernel, signature in kernels:
         same = (kernel, len(_kinds(signature)[0])) if part is None else kernel
-        asked = (f for f in features(signature) if part in (None, _part_of(f)))
-        held.append({same, *((same, feature) for feature in asked)})
+        asked = ((same, f) for f in features(signature) if part in (None, _part_of(f)))
+        held.append({*asked, *([same] if part is None or _part_of(repr(kernel)) % 2 == part % 2 else [])})
     heap = [(-len(has), i) for i, has in enumerate(held)]
     heapq.heapify(heap)
     seen: set[Any] = set()
