@@ -160,6 +160,8 @@ CHEAP = frozenset((
     "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "clamp", "sign", "relu",
 ))  # fmt: skip
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+SELECTIONS = frozenset(("amax", "amin", "max_with_indices", "min_with_indices", "sort", "topk"))
+ARITHMETIC = frozenset(("copy", "cast", "index_get", "neg", "add", "sub", "mul", "div"))
 _ENDLESS = 1 << 62
 _Node = tuple[Value | None, int]
 _SOURCE: _Node = (None, 0)
@@ -189,10 +191,15 @@ def saved_values(
     own_results = {v.root for v in outputs}
     # Calls that forward does not need are computed in backward in any case.
     fixed = {call for call in joint.calls_for(own_results) if not can_repeat(call)}
-    # Forward also compares elements with a reduction's result, such as the largest one: backward may round the same
-    # expression otherwise, and then finds no element that equals it.
+    # Forward also compares elements with a reduction's result, or with what follows from one of the elements, such as
+    # the largest one: backward may round the same expression otherwise, and then finds no element that equals it.
     reduced = {v for call in fixed for v in call.outputs}
-    fixed |= {call for call in joint.calls if call.op.name in COMPARISONS and not reduced.isdisjoint(call.reads)}
+    selected = {v for call in fixed if call.op.name in SELECTIONS for v in call.outputs}
+    for call in joint.calls:
+        if call.op.name in COMPARISONS and not (reduced.isdisjoint(call.reads) and selected.isdisjoint(call.reads)):
+            fixed.add(call)
+        elif call.op.name in ARITHMETIC and not selected.isdisjoint(call.reads):
+            selected.update(call.outputs)
     saved = _cut(joint.makers, needed, own | own_results, fixed)
     order = [v for v in (*inputs, *(o for call in joint.calls for o in call.outputs)) if v in saved]
     return order, joint.calls_for(wanted, saved)
