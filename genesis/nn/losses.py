@@ -259,9 +259,7 @@ def _chunked(
     """Run the fused op."""
     if reduction == "sum" and num_targets is not None:
         raise UsageError('linear_cross_entropy: num_targets needs the reduction "mean"', next="remove num_targets")
-    if target.shape != x.shape[:-1] or shift < 0:
-        raise ShapeError(f"linear_cross_entropy: x {x.shape}, target {target.shape} and shift {shift} do not match")
-    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    labels = _labels_of("linear_cross_entropy", target, shift, x)
     divisor = () if num_targets is None else (num_targets,)
     attrs: dict[str, Any] = {"ignore_index": ignore_index, "shift": shift}
     attrs["mean"] = reduction == "mean" and num_targets is None
@@ -272,14 +270,24 @@ def _chunked(
     return results[0] if isinstance(results, tuple) else results  # type: ignore[no-any-return]
 
 
+def _labels_of(name: str, target: Tensor, shift: int, x: Tensor, *more: Tensor) -> Tensor:
+    """Return a target for each row of x, in one or two dimensions."""
+    for each in (x, *more):
+        _check_tensors(name, each, target)
+    if target.shape != x.shape[:-1] or shift < 0:
+        raise ShapeError(f"{name}: input {x.shape}, target {target.shape} and shift {shift} do not match")
+    return target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+
+
 @layer_function
 def linear_loss_and_hits(input: Tensor, linear_weight: Tensor, target: Tensor, *, shift: int = 0) -> Tensor:
     """Return `[2]`: the summed loss of `linear_cross_entropy`, and how many targets are the likeliest class, the first
     one of several. There are no gradients.
     """
+    labels = _labels_of("linear_loss_and_hits", target, shift, input, linear_weight)
     rows = input.detach().reshape(-1, input.shape[-1])
     attrs: dict[str, Any] = {"ignore_index": IGNORE, "shift": shift, "with_grads": False, "with_hits": True}
-    loss, hits = apply(loss_ops.linear_cross_entropy, rows, linear_weight.detach(), target, **attrs)
+    loss, hits = apply(loss_ops.linear_cross_entropy, rows, linear_weight.detach(), labels, **attrs)
     found: Tensor = stack([loss, hits.to(dtype=loss.dtype)])
     return found
 
@@ -310,11 +318,7 @@ def linear_token_log_probs(
         UsageError: the temperature is not above 0. ShapeError, DTypeError: the arguments do not match.
     """
     name = "linear_token_log_probs"
-    for x in (input, linear_weight):
-        _check_tensors(name, x, target)
-    if target.shape != input.shape[:-1] or shift < 0:
-        raise ShapeError(f"{name}: input {input.shape}, target {target.shape} and shift {shift} do not match")
-    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    labels = _labels_of(name, target, shift, input, linear_weight)
     is_frozen = is_grad_enabled() and input.requires_grad and not linear_weight.requires_grad
     attrs: dict[str, Any] = {"temperature": float(temperature), "ignore_index": ignore_index, "shift": shift}
     rows = input.reshape(-1, input.shape[-1])
@@ -359,11 +363,7 @@ def linear_distillation(
         UsageError: beta or the temperature is out of range. ShapeError, DTypeError: the arguments do not match.
     """
     name = "linear_distillation"
-    for x in (input, linear_weight, teacher_input, teacher_weight):
-        _check_tensors(name, x, target)
-    if target.shape != input.shape[:-1] or shift < 0:
-        raise ShapeError(f"{name}: input {input.shape}, target {target.shape} and shift {shift} do not match")
-    labels = target if target.ndim in (1, 2) else target.reshape(-1, *target.shape[-1:])
+    labels = _labels_of(name, target, shift, input, linear_weight, teacher_input, teacher_weight)
     attrs: dict[str, Any] = {"beta": float(beta), "temperature": float(temperature)}
     attrs |= {"ignore_index": ignore_index, "shift": shift}
     attrs["with_grads"] = is_grad_enabled() and (input.requires_grad or linear_weight.requires_grad)

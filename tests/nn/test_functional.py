@@ -267,6 +267,8 @@ X, L = np.zeros((2, 3)), np.zeros(2, np.int64)
             "num_targets",
         ),
         (lambda: F.linear_cross_entropy(tensor(X), tensor(X), tensor(L[:1])), ShapeError, r"target \(1,\)"),
+        (lambda: F.linear_loss_and_hits(tensor(X), tensor(X), tensor([L])), ShapeError, r"target \(1, 2\)"),
+        (lambda: F.linear_loss_and_hits(tensor(X), tensor(X), tensor(L), shift=-1), ShapeError, "shift -1"),
         (lambda: F.kl_div(tensor(X), tensor(X), reduction="rows"), UsageError, "reduction"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), -100), DTypeError, "weight is -100, not a tensor"),
         (lambda: F.cross_entropy(tensor(X), tensor(L), tensor(X[0, :2])), ShapeError, r"shape \(2,\)"),
