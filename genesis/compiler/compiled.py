@@ -44,11 +44,7 @@ compiled_functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 
 def flatten(x: Any, tensors: list[TensorBase]) -> Any:
-    """Append the tensors of nested containers to `tensors`; return a hashable description of the structure.
-
-    Numbers and strings are part of the description, other objects by identity. Raises Break for a container that
-    cannot be rebuilt.
-    """
+    """Append the tensors of nested containers to `tensors`; return a hashable description of the structure."""
     if isinstance(x, TensorBase):
         for i, seen in enumerate(tensors):
             if seen is x:
@@ -59,47 +55,39 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
         return (type(x), *[flatten(each, tensors) for each in x])
     if isinstance(x, dict):
         return (type(x), *[(key, flatten(each, tensors)) for key, each in x.items()])
-    if isinstance(x, float):
-        return (float, x.hex())
-    if isinstance(x, slice):  # not hashable
-        return (slice, x.start, x.stop, x.step)
-    if isinstance(x, ATOMS):
-        return (type(x), x)
-    return ByIdentity(x)
+    return Leaf(x)
 
 
-class ByIdentity:
-    """An object of a structure, compared by identity."""
+class Leaf:
+    """A number, a string or another object of a structure; objects are compared by identity, others by their digits."""
 
-    __slots__ = ("value",)
+    __slots__ = ("is_object", "key", "value")
 
     def __init__(self, value: Any) -> None:
-        self.value = value
+        self.value, self.is_object = value, not isinstance(value, ATOMS)
+        self.key = id(value) if self.is_object else (type(value), repr(value))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and self.value is other.value
+        return isinstance(other, Leaf) and self.key == other.key
 
     def __hash__(self) -> int:
-        return id(self.value)
+        return hash(self.key)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def rebuild(described: Any, tensors: list[Any]) -> Any:
     """Return the structure that `flatten` described, with these tensors."""
-    if isinstance(described, ByIdentity):
+    if isinstance(described, Leaf):
         return described.value
     kind = described[0]
     if kind is TensorBase:
         return tensors[described[1]]
-    if kind is float:
-        return float.fromhex(described[1])
-    if kind is slice:
-        return slice(*described[1:])
     if issubclass(kind, dict):
         return kind((key, rebuild(each, tensors)) for key, each in described[1:])
-    if issubclass(kind, (list, tuple)):
-        parts = [rebuild(each, tensors) for each in described[1:]]
-        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    return described[1]
+    parts = [rebuild(each, tensors) for each in described[1:]]
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 
 def layout(t: TensorBase) -> tuple[Any, ...]:
@@ -347,7 +335,7 @@ class Compiled:
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
-        state = State(self.function, [each.value for each in _objects(described)])
+        state = State(self.function, _objects(described))
         try:
             return trace_call(self.name, self.function, described, tensors, state, self.schedule, self.replays)
         except (Break, Exception):
@@ -406,10 +394,8 @@ class CompiledModule(Module):
             return getattr(super().__getattr__("_orig_mod"), name)  # which a copy in the making lacks
 
 
-def _objects(described: Any) -> list[ByIdentity]:
+def _objects(described: Any) -> list[Any]:
     """The objects of a structure that are neither tensors nor numbers."""
-    if isinstance(described, ByIdentity):
-        return [described]
-    if isinstance(described, tuple):
-        return [each for part in described[1:] for each in _objects(part)]
-    return []
+    if isinstance(described, Leaf):
+        return [described.value] if described.is_object else []
+    return [each for part in described[1:] for each in _objects(part)] if isinstance(described, tuple) else []

@@ -11,6 +11,7 @@ import collections
 import functools
 import types
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class State:
             self._seen: set[int] = set()
             self._kept: list[Any] = []  # keeps the objects alive whose ids are in `_seen`
             for table in everywhere.values():
-                self._guard_module(table)
+                self._guard_items(table, self._module_guards)
             for x in (*(hook for table in everywhere.values() for hook in table.values()), function, *objects):
                 self._visit(x)
         self.version = changes.count
@@ -108,7 +109,8 @@ class State:
     def restore(self) -> None:
         """Undo the changes of a trace that failed, because the function will run again."""
         for t, facts in zip(self.tensors, self._facts, strict=True):
-            t.array, t._grad, t._requires_grad, t.node, t.output, t.history, t._view_history = facts
+            for name, value in zip(_FACTS, facts, strict=True):
+                setattr(t, name, value)
         for holder, then in self._copies:
             if isinstance(holder, list):
                 holder[:] = then
@@ -139,11 +141,11 @@ class State:
         self._guards.append((read, arguments, value))
         return value
 
-    def _guard_module(self, fields: dict[Any, Any]) -> None:
-        """Guard all entries of a module's attributes, parts or hooks, and their order."""
-        self._copies.append((fields, dict(fields)))
-        self._module_guards.append((_order, (fields,), _order(fields)))
-        self._module_guards += [(dict.get, (fields, key, _ABSENT), value) for key, value in fields.items()]
+    def _guard_items(self, x: dict[Any, Any], guards: list[_Guard]) -> None:
+        """Guard all entries of a dict and their order."""
+        self._copies.append((x, dict(x)))
+        guards.append((_order, (x,), _order(x)))
+        guards += [(dict.get, (x, key, _ABSENT), value) for key, value in x.items()]
 
     def _visit(self, x: Any) -> None:
         """Guard what the code may read of an object, and visit it. The reference to the object is guarded already."""
@@ -153,8 +155,7 @@ class State:
             if self._new(x):
                 self.tensors.append(x)
         elif isinstance(x, types.MethodType):
-            self._visit(x.__func__)
-            self._visit(x.__self__)
+            self._visit_items((x.__func__, x.__self__))
         elif isinstance(x, types.FunctionType):
             self._visit_function(x)
         elif isinstance(x, Module):
@@ -199,7 +200,8 @@ class State:
             return
         names = names_of(function)
         self._names |= names
-        if _is_standard(function):
+        path = function.__code__.co_filename
+        if path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path:
             if function.__module__.partition(".")[0] in EFFECT_MODULES:
                 raise Break(f"calls {function.__module__}.{function.__name__}, whose effects a trace cannot repeat")
             return
@@ -226,10 +228,10 @@ class State:
             if not self._new(each):
                 continue
             self._visit_type(type(each))
-            self._guard_module(vars(each))
+            self._guard_items(vars(each), self._module_guards)
             for name, value in vars(each).items():
                 if name in ("_parameters", "_buffers", "_modules") or name.endswith("_hooks"):
-                    self._guard_module(value)
+                    self._guard_items(value, self._module_guards)
                     for part in value.values() if name != "_modules" else ():
                         self._visit(part)
                 elif self._names & {name, *DYNAMIC} or isinstance(value, (TensorBase, list, tuple, dict)):
@@ -239,14 +241,12 @@ class State:
         """Guard the items of a list or dict and their order, and visit them; a tuple needs no guards."""
         if not self._new(x):
             return
-        if not isinstance(x, tuple):
-            self._copies.append((x, x.copy()))
-            self._guard(_order if isinstance(x, dict) else len, x)
-        for key, value in tuple(x.items() if isinstance(x, dict) else enumerate(x)):
-            if isinstance(x, dict):
-                self._guard(dict.get, x, key, _ABSENT)
-            elif isinstance(x, list):
-                self._guard(list.__getitem__, x, key)
+        if isinstance(x, dict):
+            self._guard_items(x, self._guards)
+        elif isinstance(x, list):
+            self._copies.append((x, list(x)))
+            self._guards += [(len, (x,), len(x)), *((list.__getitem__, (x, i), value) for i, value in enumerate(x))]
+        for value in tuple(x.values() if isinstance(x, dict) else x):
             self._visit(value)
 
     def _visit_object(self, x: Any) -> None:
@@ -265,7 +265,8 @@ class State:
         self._copies.append((fields, dict(fields)))
         self._guard(len, fields)
         self._visit_fields(fields, bool(self._names & DYNAMIC))
-        for name in sorted(_slots(kind) & self._names - fields.keys()):
+        slots = {name for each in kind.__mro__ for name in vars(each).get("__slots__", ())}
+        for name in sorted(slots & self._names - fields.keys()):
             if hasattr(x, name):
                 self._visit(self._guard(getattr, x, name))
 
@@ -283,10 +284,8 @@ class State:
                     self._visit(value)
 
 
-def _facts(t: TensorBase) -> tuple[Any, ...]:
-    return (t.array, t._grad, t._requires_grad, t.node, t.output, t.history, t._view_history)
-
-
+_FACTS = ("array", "_grad", "_requires_grad", "node", "output", "history", "_view_history")
+_facts = attrgetter(*_FACTS)
 _ABSENT = object()
 _STANDARD = str(Path(types.__file__).parent)
 _IMMUTABLE = 1 << 8  # a class that Python code does not define
@@ -294,15 +293,6 @@ _IMMUTABLE = 1 << 8  # a class that Python code does not define
 
 def _order(x: dict[Any, Any]) -> int:
     return hash(tuple(x))
-
-
-def _slots(kind: type) -> set[str]:
-    return {name for each in kind.__mro__ for name in vars(each).get("__slots__", ())}
-
-
-def _is_standard(function: types.FunctionType) -> bool:
-    path = function.__code__.co_filename
-    return path.startswith((_STANDARD, "<frozen")) and "site-packages" not in path
 
 
 def _is_own(x: Any) -> bool:
