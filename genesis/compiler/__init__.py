@@ -21,23 +21,19 @@ def schedule(name: str, graph: Graph) -> Program:
     """Return the program of a graph: kernels of fused calls on a GPU, blocks of fused calls on the CPU."""
     devices = {v.device.type for call in graph.calls for v in call.outputs}
     make: Callable[[Group, list[Value]], Step] = BlockStep
-    if devices == {"cuda"}:
+    if is_gpu := devices == {"cuda"}:
         from genesis.compiler.source import GroupStep, expression_of
 
         make = GroupStep
 
-        def is_point(call: Call) -> bool:
-            return point_like(call) and expression_of(call) is not None
+    def is_point(call: Call) -> bool:
+        return point_like(call) and (expression_of(call) is not None if is_gpu else not call.is_random)
 
-        graph = Windows(split_totals(graph), is_point).graph
-        fusion = Fusion(graph, is_point, reductions=True)
-    else:
-        fusion = Fusion(
-            graph, lambda call: devices == {"cpu"} and point_like(call) and not call.is_random, reductions=False
-        )
+    graph = Windows(split_totals(graph), is_point).graph if is_gpu else graph
+    units = Fusion(graph, is_point, is_gpu).ordered() if len(devices) == 1 else graph.calls
     # A group of one op runs the op's own kernel.
     steps = list[Step]()
-    for unit in fusion.ordered():
+    for unit in units:
         if isinstance(unit, Group) and (len(unit.calls) > 1 or unit.calls[0].op.family == "compiled"):
             steps.append(make(unit, needs_memory(unit, graph)))
         else:

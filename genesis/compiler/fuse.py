@@ -76,7 +76,9 @@ class Group:
 
     def add(self, call: Call) -> bool:
         """Add a call if the group can hold it; return whether it did."""
-        if len(self.calls) >= MAX_CALLS or len(self._operands(call)) > MAX_OPERANDS:
+        calls = (*self.calls, call)
+        operands = {v for c in calls for v in (*c.reads, c.outputs[0]) if v not in self.places}
+        if len(calls) > MAX_CALLS or len(operands) > MAX_OPERANDS:
             return False
         if call.op.name in REDUCTIONS:
             return self._add_reduction(call)
@@ -89,10 +91,6 @@ class Group:
         out = call.outputs[0]
         self.places[out] = lift(out.shape, out.strides)
         return True
-
-    def _operands(self, call: Call) -> set[Value]:
-        every = {v for c in (*self.calls, call) for v in c.reads} | {c.outputs[0] for c in (*self.calls, call)}
-        return {v for v in every if v not in self.places}
 
     def lift(self, call: Call) -> Callable[[Shape, Shape], Shape] | None:
         """Return a function that maps (shape, strides) of an operand of an elementwise call to strides over `space`."""
@@ -149,13 +147,6 @@ class Group:
         return True
 
 
-def start(call: Call) -> Group | None:
-    """Return a group of one call, or None for a call that cannot be fused."""
-    shape = call.inputs[0].shape if call.op.name in REDUCTIONS else call.outputs[0].shape
-    group = Group(shape)
-    return group if numel(shape) and group.add(call) else None
-
-
 Unit = Group | Call  # what runs as one step
 
 
@@ -179,8 +170,8 @@ class Fusion:
 
     def _place(self, call: Call) -> Unit:
         """Merge the groups from which a call reads with the call, as far as possible; return its group."""
-        mine = start(call)
-        if mine is None:
+        mine = Group((call.inputs if call.op.name in REDUCTIONS else call.outputs)[0].shape)
+        if not numel(mine.space) or not mine.add(call):
             return call
         neighbours = [unit for unit in self._before((call,)) if isinstance(unit, Group)]
         joined: Group | None = None
@@ -210,8 +201,12 @@ class Fusion:
 
     def _union(self, a: Group, b: Group, *calls: Call) -> Group | None:
         """Replace two groups by one with more calls; return it, or None if that is impossible."""
-        merged = merge(a, b, self.order, calls)
-        return None if merged is None or self._has_cycle((a, b), *calls) else self._replace(merged)
+        splits = {a.split, b.split} - {None}
+        if len(splits) > 1:
+            return None
+        merged = Group(max(a.space, b.space, key=numel), next(iter(splits), None))
+        ordered = sorted((*a.calls, *b.calls, *calls), key=self.order.__getitem__)
+        return self._replace(merged) if all(map(merged.add, ordered)) and not self._has_cycle((a, b), *calls) else None
 
     def _replace(self, new: Group) -> Group:
         for each in new.calls:
@@ -283,15 +278,6 @@ def split_totals(graph: Graph) -> Graph:
             call = Call(registry["cast"], (y.window(out.shape, out.strides, 0),), {"dtype": out.dtype}, call.outputs)
         calls.append(call)
     return Graph(graph.inputs, calls, graph.outputs, graph.writes)
-
-
-def merge(a: Group, b: Group, order: dict[Call, int], more: tuple[Call, ...] = ()) -> Group | None:
-    """Return one group with the calls of both and `more`, in the order of the graph, or None."""
-    if a.split is not None and b.split is not None and a.split != b.split:
-        return None
-    merged = Group(max(a.space, b.space, key=numel), b.split if a.split is None else a.split)
-    calls = sorted((*a.calls, *b.calls, *more), key=order.__getitem__)
-    return merged if all(merged.add(call) for call in calls) else None
 
 
 def needs_memory(group: Group, graph: Graph) -> list[Value]:

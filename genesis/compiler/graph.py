@@ -150,22 +150,20 @@ class Graph:
 
     def lines(self) -> list[str]:
         """One line for each call, and one for the results."""
-        names = {v: f"in{i}" for i, v in enumerate(self.inputs)}
+        names = {v: f"in{i}" for i, v in enumerate(self.inputs)} | {v: f"v{i}" for i, v in enumerate(self.makers)}
 
         def text(x: Any) -> str:
             if not isinstance(x, Value):
                 return repr(x)
-            window = "" if x.base is None else f"[{x.shape}, {x.strides}, {x.offset}]"
-            return names[x.root] + window
+            return names[x.root] + ("" if x.base is None else f"[{x.shape}, {x.strides}, {x.offset}]")
 
-        call_lines = []
+        lines = []
         for call in self.calls:
-            names.update({v: f"v{len(names) + i}" for i, v in enumerate(call.outputs)})
             results = ", ".join(f"{names[v]} {v.dtype.name} {v.shape}" for v in call.outputs)
             attrs = [f"{name}={value!r}" for name, value in call.attrs.items()]
-            call_lines.append(f"{results} = {call.op.name}({', '.join([*map(text, call.inputs), *attrs])})")
+            lines.append(f"{results} = {call.op.name}({', '.join([*map(text, call.inputs), *attrs])})")
         writes = [f"{text(old)} becomes {text(new)}" for old, new in self.writes]
-        return [*call_lines, ", ".join([*map(text, self.outputs), *writes])]
+        return [*lines, ", ".join([*map(text, self.outputs), *writes])]
 
     def calls_for(self, roots: Iterable[Value], known: Collection[Value] = ()) -> list[Call]:
         """Return the calls that compute these roots from inputs and from `known` roots, in order."""

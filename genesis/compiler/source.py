@@ -102,7 +102,10 @@ class GroupStep(Step):
         return (rows, columns), -(-group.rows // rows) * -(-group.columns // columns)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        programs = self.programs(array_of(self.results[0]).storage.backend)
+        # With partial results there are at most as many programs as run at once.
+        backend: Any = array_of(self.results[0]).storage.backend
+        resident = backend.persistent_programs(32 // warps(self.tile))
+        programs = min(self.tiles, resident) if self.group.partial else self.tiles
         totals = [array_of(call.outputs[0]) for call in self.group.partial]
         kinds = map(accumulator, self.group.partial)
         partials = [empty((programs, x.size), kind, x.device) for x, kind in zip(totals, kinds, strict=True)]
@@ -111,11 +114,6 @@ class GroupStep(Step):
             flat = out.view((out.size,), (1,), out.offset)
             name = "sum" if call.op.name in ("sum", "mean", "sum_to_shape") else call.op.name
             run_op(registry[name], (flat,), (partial,), {"axes": (0,), "keepdim": False})
-
-    def programs(self, backend: Any) -> int:
-        """The number of programs of a launch: with partial results, at most as many as run at once."""
-        resident = backend.persistent_programs(32 // warps(self.tile))
-        return min(self.tiles, resident) if self.group.partial else self.tiles
 
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
         group, space, strides = self.group, self.group.space, self.strides
@@ -154,11 +152,6 @@ def pieces_of(columns: int) -> list[int]:
         found.append(cover if cover <= max(256, rest) or len(found) == len(PIECES) - 1 else cover // 2)
     whole: int = triton.next_power_of_2(columns)
     return found if sum(found) < 0.9 * whole else [whole]
-
-
-def most_rows(rows: int, columns: int) -> int:
-    """The rows of a tile that holds whole rows."""
-    return max(1, min(2048 // int(triton.next_power_of_2(columns)), int(triton.next_power_of_2(rows))))
 
 
 def memory_order(space: Shape, strides: Shape) -> list[int]:
@@ -203,7 +196,11 @@ class _Writer:
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
         self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
-        self.rows = 0 if group.split is None else most_rows(group.rows, group.columns)
+        # A tile that holds whole rows has up to 2,048 elements.
+        self.rows = 0
+        if group.split is not None:
+            most = 2048 // int(triton.next_power_of_2(group.columns))
+            self.rows = max(1, min(most, int(triton.next_power_of_2(group.rows))))
         self.lines: list[tuple[int, str]] = []  # (level, line): a level counts the reductions before the line
         self.level = 0  # level of the current call
         self.levels: dict[str, int] = {}  # levels of registers
