@@ -237,7 +237,7 @@ def split(
     if fraction <= 0:
         return np.zeros(len(points), np.bool_)
     if len(points) == 0 or points.min() == points.max():
-        found = "no document" if len(points) == 0 else "only one document, or copies of one"
+        found = "no document" if len(points) == 0 else "only one document, copies of one, or answers to one prompt"
         what = f"the training sources hold {found}, so nothing can be held out"
         ways = "name held-out sources in data.eval, cut the text into files or JSONL records"
         raise DataError(what, where="data.train", next=f"{ways}, or set data.eval_fraction=0")

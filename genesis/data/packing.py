@@ -209,11 +209,11 @@ def fit(
     if not affected.any():
         return tokens, ()
     if too_long == "fail":
-        first = int(np.argmax(affected))
+        first, ways = int(np.argmax(affected)), "drop or truncate" if is_preference else "drop, truncate or split"
         raise DataError(
             f"the sample has {tokens.lengths[first]:,} tokens, more than the {seq_len:,} of data.seq_len",
             where=escape(tokens.index.name(int(tokens.documents[first]))),
-            next="raise data.seq_len, shorten the record, or set data.too_long to drop, truncate or split",
+            next=f"raise data.seq_len, shorten the record, or set data.too_long to {ways}",
         )
     if too_long == "truncate" and tokens.splits is not None:
         return _truncated_pairs(tokens, seq_len, affected)

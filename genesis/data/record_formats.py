@@ -140,7 +140,7 @@ class RecordFormat:
             }
             return _PREFERENCES[self.learns][0], readers[self.learns](found, position)
         name, reader = self._format(value.keys(), position)
-        if self.format == "auto" and name in _WITH_LABEL and isinstance(value.get(_LABEL), bool):
+        if self.format == "auto" and name in _WITH_LABEL and isinstance(_verdict(value.get(_LABEL)), bool):
             fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
             what = f"the record holds a preference ({fields}), but the objective learns from texts and chats"
             next = f"{_LEARNED}, or write a file of the good ones and set data.format={name}"
@@ -251,7 +251,7 @@ class RecordFormat:
             before = read_messages(prompt, position, names[0], self._keys())
             after = read_messages(completion, position, names[1], self._keys())
             _check_answered(after, position, names[1])
-            return Conversation((*before, *after), self._tools(found, position), len(before))
+            return Conversation(_joined(before, after), self._tools(found, position), len(before))
         for name, value in zip(names, (prompt, completion), strict=True):
             if not isinstance(value, str | list):
                 what = f"the field holds {describe(value)}, not a string or a list of messages"
@@ -300,34 +300,28 @@ class RecordFormat:
         names, margin = (self._name("chosen"), self._name("rejected")), self._margin(found["margin"], position)
         if chosen == rejected:
             raise position.defect(EQUAL, "the chosen and the rejected answer are equal", field=names[1])
-        if isinstance(chosen, str) and isinstance(rejected, str):
-            if prompt is None:
-                prompt, chosen, rejected = _common_words(chosen, rejected)
-                if not prompt.strip():
-                    raise self._no_prompt("the two answers do not begin with the same words", position)
-            answers = [
-                self._answer(prompt, text, n, position) for n, text in zip(names, (chosen, rejected), strict=True)
-            ]
-            return Pair(answers[0], answers[1], margin)
-        if isinstance(chosen, list) and isinstance(rejected, list):
+        kinds = {type(chosen), type(rejected)}
+        if kinds not in ({str}, {list}):
+            what = f"{names[0]} is {describe(chosen)} and {names[1]} {describe(rejected)}"
+            raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
+        if kinds == {str} and prompt is None:
+            prompt, chosen, rejected = _common_words(chosen, rejected)
+            if not prompt.strip():
+                raise self._no_prompt("the two answers do not begin with the same words", position)
+        if kinds == {list} and not isinstance(prompt, list):  # a string repeats the user's message, as in UltraFeedback
             found_in = zip(names, (chosen, rejected), strict=True)
             first, second = (read_messages(each, position, name, self._keys()) for name, each in found_in)
-            if isinstance(prompt, list):
-                before = read_messages(prompt, position, self._name("prompt"), self._keys())
-                first, second = (*before, *first), (*before, *second)
-                count = len(before)
-            else:  # a prompt as a string repeats the user's message, as in UltraFeedback
-                same = itertools.takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
-                count = len(list(same))
-                while count and first[count - 1]["role"] == "assistant" and count in (len(first), len(second)):
-                    count -= 1
-                if not any(message["role"] != "system" for message in first[:count]):
-                    raise self._no_prompt("the two conversations do not begin with the same messages", position)
-            tools, both = self._tools(found, position), zip(names, (first, second), strict=True)
-            said = [self._said(messages, tools, count, name, position) for name, messages in both]
-            return Pair(said[0], said[1], margin)
-        what = f"{names[0]} is {describe(chosen)} and {names[1]} {describe(rejected)}"
-        raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", names[1])
+            same = itertools.takewhile(lambda both: both[0] == both[1], zip(first, second, strict=False))
+            count = len(list(same))
+            while count and first[count - 1]["role"] == "assistant" and count in (len(first), len(second)):
+                count -= 1
+            if not any(message["role"] != "system" for message in first[:count]):
+                what = "the two conversations do not begin with the same messages"
+                raise self._no_prompt(what, position, ", as a list of messages")
+            prompt = chosen[:count]
+        tools, both = self._tools(found, position), zip(names, (chosen, rejected), strict=True)
+        answers = [self._answer(prompt, answer, tools, name, position) for name, answer in both]
+        return Pair(answers[0], answers[1], margin)
 
     def _margin(self, value: object, position: Position) -> float:
         """Return the margin of a pair; 0 without one. Raises: Defect."""
@@ -343,48 +337,40 @@ class RecordFormat:
         return float(value)
 
     def _judged(self, found: Mapping[str, Any], position: Position) -> Judged:
-        prompt, completion, label = (found[field] for field in ("prompt", "completion", "label"))
-        label = {"true": True, "false": False}.get(label.lower(), label) if isinstance(label, str) else label  # in CSV
+        prompt, completion, label = found["prompt"], found["completion"], _verdict(found["label"])
         if not isinstance(label, bool):
             what = f"the label is {quote(label) if isinstance(label, str) else describe(label)}, not true or false"
             raise position.defect(
                 "wrong type", what, "write true for a good answer, false for a bad one", self._name("label")
             )
-        name = self._name("completion")
-        answer: Completion | Conversation
-        if isinstance(prompt, list) and isinstance(completion, list):
-            before = read_messages(prompt, position, self._name("prompt"), self._keys())
-            after = read_messages(completion, position, name, self._keys())
-            answer = self._said((*before, *after), self._tools(found, position), len(before), name, position)
-        else:
-            answer = self._answer(prompt, completion, name, position)
-        return Judged(answer, label)
+        tools, name = self._tools(found, position), self._name("completion")
+        return Judged(self._answer(prompt, completion, tools, name, position), label)
 
-    def _answer(self, prompt: object, text: object, name: str, position: Position) -> Completion:
-        """Return an answer to a prompt, both strings. Raises: Defect."""
-        for field, value in ((self._name("prompt"), prompt), (name, text)):
+    def _answer(
+        self, prompt: object, answer: object, tools: Any, name: str, position: Position
+    ) -> Completion | Conversation:
+        """Return an answer to a prompt, both strings or lists of messages. Raises: Defect."""
+        if isinstance(prompt, list) and isinstance(answer, list):
+            before = read_messages(prompt, position, self._name("prompt"), self._keys())
+            messages = _joined(before, read_messages(answer, position, name, self._keys()))
+            said = [message for message in messages[len(before) :] if message["role"] == "assistant"]
+            if not any(content_text(message).strip() or message.get("tool_calls") for message in said):
+                raise position.defect(EMPTY, "the answer holds no text of the assistant", field=name)
+            return Conversation(messages, tools, len(before))
+        for field, value in ((self._name("prompt"), prompt), (name, answer)):
             if not isinstance(value, str):
                 what = f"the field holds {describe(value)}, not a string like the other"
                 raise position.defect("wrong type", what, "write both as strings, or both as lists of messages", field)
             check_plain(value, position, field)
-        assert isinstance(prompt, str) and isinstance(text, str)
+        assert isinstance(prompt, str) and isinstance(answer, str)
         if not prompt:
             raise self._no_prompt("the prompt is empty", position)
-        if not text.strip():
+        if not answer.strip():
             raise position.defect(EMPTY, "the answer holds no text", field=name)
-        return Completion(prompt, text)
+        return Completion(prompt, answer)
 
-    def _said(
-        self, messages: tuple[Message, ...], tools: Any, prompt_messages: int, name: str, position: Position
-    ) -> Conversation:
-        """Return a conversation whose messages after the prompt are an answer. Raises: Defect."""
-        said = [message for message in messages[prompt_messages:] if message["role"] == "assistant"]
-        if not any(content_text(message).strip() or message.get("tool_calls") for message in said):
-            raise position.defect(EMPTY, "the answer holds no text of the assistant", field=name)
-        return Conversation(messages, tools, prompt_messages)
-
-    def _no_prompt(self, what: str, position: Position) -> Defect:
-        next = f"write the prompt into a field {self._name('prompt')}"
+    def _no_prompt(self, what: str, position: Position, form: str = "") -> Defect:
+        next = f"write the prompt into a field {self._name('prompt')}{form}"
         return position.defect("no prompt", f"the record has no prompt: {what}", next)
 
     def _alpaca(self, found: Mapping[str, Any], position: Position) -> Conversation:
@@ -434,6 +420,16 @@ class RecordFormat:
             messages = ({"role": "system", "content": system}, *messages)
         _check_answered(messages, position, name)
         return Conversation(messages, self._tools(found, position))
+
+
+def _verdict(label: object) -> object:
+    """Return a label as a bool if it is true or false, or a string that says so, as in CSV."""
+    return {"true": True, "false": False}.get(label.lower(), label) if isinstance(label, str) else label
+
+
+def _joined(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the messages of a prompt and an answer, which may repeat the prompt."""
+    return answer if answer[: len(prompt)] == prompt else (*prompt, *answer)
 
 
 def _common_words(first: str, second: str) -> tuple[str, str, str]:

@@ -86,8 +86,8 @@ def test_conversations_with_a_prompt() -> None:
     assert sorted(columns) == ["chosen", "prompt", "rejected", "tools"]
 
 
-@pytest.mark.parametrize("prompt", [{}, {"prompt": "hi"}], ids=["no prompt", "the user's message again"])
-def test_the_prompt_is_the_messages_with_which_both_begin(prompt: dict[str, str]) -> None:
+@pytest.mark.parametrize("prompt", [{}, {"prompt": "hi"}, {"prompt": said("hi")}], ids=["none", "text", "messages"])
+def test_the_prompt_is_the_messages_with_which_both_begin(prompt: dict[str, Any]) -> None:
     """Not the characters: both answers begin with one word."""
     found = pair({"chosen": said("hi", "well, hello"), "rejected": said("hi", "well, go"), **prompt})
     assert conversations(found) == [(["hi"], ["well, hello"]), (["hi"], ["well, go"])]
@@ -100,8 +100,9 @@ def test_the_prompt_is_the_messages_with_which_both_begin(prompt: dict[str, str]
 def test_judged_answers() -> None:
     record = {"prompt": "2+2=", "completion": " 4", "label": True}
     assert judged(record) == judged({**record, "label": "True"}) == Judged(Completion("2+2=", " 4"), True)
-    found = judged({"prompt": said("hi"), "completion": answer("go"), "label": False}).answer
-    assert isinstance(found, Conversation) and found.prompt_messages == 1
+    found = judged({"prompt": said("hi"), "completion": answer("go"), "label": False})
+    assert isinstance(found.answer, Conversation) and found.answer.prompt_messages == 1
+    assert judged({"prompt": said("hi"), "completion": said("hi", "go"), "label": False}) == found
 
 
 TEXT = {"prompt": "p", "chosen": "c", "rejected": "r"}
@@ -206,7 +207,7 @@ def test_both_answers_are_cut_after_the_same_tokens() -> None:
     assert str(notes[0]).startswith("3 of 4 samples have more than 12 tokens and are truncated, both answers alike")
     dropped, notes = fit(tokens, 12, None, lambda token: 1)
     assert sides(dropped) == [sides(tokens)[0]] and "left out" in str(notes[0])
-    with pytest.raises(DataError, match="16 tokens"):
+    with pytest.raises(DataError, match=r"16 tokens.*drop or truncate$"):
         fit(tokens, 12, "fail", lambda token: 1)
 
 
