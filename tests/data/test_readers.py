@@ -131,7 +131,7 @@ DEFECTS: list[tuple[str, bytes, str, str, str, int]] = [
     ("a.json", GOOD + b"," + TEXT + b"]", "bad JSON", "2: [1]", "a record is missing", 2),
     ("a.json", GOOD + TEXT + b"}]", "bad JSON", "2", "a } has no opening bracket", 1),
     ("a.json", GOOD + TEXT + b"]\n x", "bad JSON", "3", "text follows", 2),
-    ("a.json", GOOD + b"\n[" * 2700 + b"]" * 2700 + b"]", "bad JSON", "3: [1]", "JSON", 1),
+    ("a.json", GOOD + b"\n[" * 2700 + b"]" * 2700 + b"]", "bad JSON", "3: [1]", "500 levels", 1),
     ("a.json", GOOD + b'{"text":\n "a"\n "b"},' + TEXT + b"]", "bad JSON", "4: [1]", "Expecting ',' delimiter", 2),
     ("a.json", GOOD + b'{"text": ["a"}},' + TEXT + b"]", "bad JSON", "2: [1]", "Expecting", 2),
     ("a.json", GOOD + b'{"text": "a", "text": "b"},' + TEXT + b"]", "bad JSON", "2: [1]", "'text' appears twice", 2),

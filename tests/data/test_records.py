@@ -51,7 +51,7 @@ DEFECTS: list[tuple[str, bytes, str, int, str]] = [
     ("a.jsonl", GOOD + b'{"text": "caf\xe9"}\n', "invalid UTF-8", 2, "byte 14 of the line, 0xe9"),
     ("a.jsonl", GOOD * 2 + b'{"text": "cut', "bad JSON", 3, "Unterminated string starting at (column 10)"),
     ("a.jsonl", GOOD + b"{'text': 'quotes'}\n" + GOOD, "bad JSON", 2, "(column 2)"),
-    ("a.jsonl", GOOD + b"[" * 8000 + b"\n", "bad JSON", 2, "JSON"),
+    ("a.jsonl", GOOD + b"[" * 8000 + b"\n", "bad JSON", 2, "500 levels"),
     ("a.jsonl", GOOD + b'{"text": "a", "n": ' + b"9" * 5000 + b"}", "bad JSON", 2, "that is too large"),
     ("a.jsonl", GOOD + b'{"text": "a", "text": "b"}\n', "bad JSON", 2, "'text' appears twice"),
     ("a.jsonl", GOOD + b'{"text": "\\ud800"}\n', "bad JSON", 2, "half a surrogate pair"),
