@@ -111,10 +111,23 @@ def load_source(
     source: ModelSource, device: str = "cpu", dtype: object = None, vocab_size: int = 0, reward: bool = False
 ) -> CausalLM:
     """Return the model of a source in eval mode; arguments and errors as in `load`."""
-    scores = reward or (source.config is not None and SCORE.rpartition(".")[0] in source.config.modules_to_save)
-    model = _load_whole(source.folder, device, dtype, vocab_size, scores).eval()
+    model = _load_whole(source.folder, device, dtype, vocab_size, reward or _adds_score(source)).eval()
     model.folders = tuple(source.folders)
     return model if source.adapter is None else load_adapter(model, source.adapter)
+
+
+def check_predicts(source: ModelSource, where: str) -> None:
+    """Raise ModelError if a source is a reward model, which predicts no tokens."""
+    if _adds_score(source) or read_config(source.folder).is_reward:
+        what = (
+            f"{escape(source.adapter or source.folder)} is a reward model, which scores answers and predicts no tokens"
+        )
+        raise ModelError(what, where=where, next="use a model with a language-model head")
+
+
+def _adds_score(source: ModelSource) -> bool:
+    """Return whether an adapter makes its base a reward model."""
+    return source.config is not None and SCORE.rpartition(".")[0] in source.config.modules_to_save
 
 
 def _load_whole(folder: Path, device: str, dtype: object, rows: int, reward: bool) -> CausalLM:

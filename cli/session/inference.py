@@ -36,7 +36,7 @@ from genesis_models.engine import Piece, Request, continue_texts
 from genesis_models.engine.engine import check_prompt, length_of
 from genesis_models.engine.exact import check_model
 from genesis_models.engine.text import Runner
-from genesis_models.folder import load_source, read_config
+from genesis_models.folder import check_predicts, load_source, read_config
 from genesis_models.generate import engine_for
 from genesis_models.source import ModelSource, find_source
 from genesis_models.weights import AUTO, QUANTIZED, check_finite, quantize
@@ -73,9 +73,10 @@ def opened(source: ModelSource, device: Device, dtype: str) -> tuple[CausalLM, T
         dtype: dtype of the weights. "fp8" and "int8" load the default dtype and quantize it.
 
     Raises:
-        ModelError: the tokenizer has ids that the model lacks. NumericError: weights are NaN.
+        ModelError: the tokenizer has ids that the model lacks, or it is a reward model. NumericError: weights are NaN.
     """
     config, where = read_config(source.folder), escape(source.adapter or source.folder)
+    check_predicts(source, where)
     loading = start_in_thread(lambda: Tokenizer.load(source.holding("tokenizer.json")))
     try:  # reading a large vocabulary takes as long as reading weights
         model = load_source(source, device=str(device), dtype=AUTO if dtype in QUANTIZED else dtype)

@@ -14,11 +14,11 @@ from genesis.files.strict_json import canonical_bytes
 from genesis.train.config import Config
 from genesis.train.objective import Distillation, Objective
 from genesis.train.objectives import build_objective
-from genesis.train.top_k import TopKDistillation, read_top_k
+from genesis.train.top_k import TopKDistillation, read_top_k, width
 from genesis_models.adapters import base_of
 from genesis_models.blocks import CausalLM
 from genesis_models.config import ModelConfig
-from genesis_models.folder import load_source, read_config
+from genesis_models.folder import check_predicts, load_source, read_config
 from genesis_models.registry import parameter_count
 from genesis_models.source import ModelSource, find_source
 from genesis_models.weights import check_finite
@@ -26,8 +26,8 @@ from genesis_models.weights import check_finite
 WHERE = "objective.teacher"
 
 
-def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
-    """Check the teacher of a run, if it has one, without allocating its weights.
+def check_teacher(config: Config, tokenizer: Tokenizer | None = None) -> None:
+    """Check the teacher of a run, if it has one, without allocating its weights; before the data, without a tokenizer.
 
     Raises:
         ConfigError: the run's rows are longer than the teacher's context.
@@ -35,7 +35,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         ModelError: `objective.teacher` is not a model folder, or its tokenizer gives other ids than the run's.
     """
     if (path := config.objective.teacher_file) is not None:
-        read_top_k(path, tokenizer.vocab_size)
+        width(path) if tokenizer is None else read_top_k(path, tokenizer.vocab_size)
         return
     if config.objective.teacher is None:
         return
@@ -43,6 +43,8 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     if config.data.seq_len > shape.packed_length:
         what = f"data.seq_len {config.data.seq_len} exceeds the teacher's {shape.packed_length} positions"
         raise ConfigError(what, where="data.seq_len", next="lower it")
+    if tokenizer is None:
+        return
     if tokenizer.vocab_size > shape.vocab_size:
         what = f"the tokenizer has {tokenizer.vocab_size:,} ids, but the teacher's head has {shape.vocab_size:,} rows"
         raise ModelError(what, where=WHERE, next="name a teacher of the same family")
@@ -92,7 +94,9 @@ def _freeze(teacher: CausalLM) -> None:
 def _source(config: Config) -> ModelSource:
     assert config.objective.teacher is not None, "the schema requires it"
     try:
-        return find_source(config.objective.teacher)
+        source = find_source(config.objective.teacher)
+        check_predicts(source, WHERE)
+        return source
     except ModelError as error:
         raise ModelError(error.what, where=error.where or WHERE, next=error.next) from error
 

@@ -73,7 +73,7 @@ from genesis_cli.session.preparation import (
 from genesis_cli.session.ranks import check_same_data, joined
 from genesis_cli.session.run_folder import Resume, RunFolder
 from genesis_cli.session.settings import settled
-from genesis_cli.session.teacher import objective_of
+from genesis_cli.session.teacher import check_teacher, objective_of
 from genesis_models.adapters import Base
 from genesis_models.blocks import CausalLM
 from genesis_models.chat_files import drawing_line, file_drawing, stop_ids
@@ -140,6 +140,7 @@ def _train(
         shape, sampling = model_config(config), sample_drawing(config)
         check_trained(config, shape, previous)
         check_exact(config, device)
+        check_teacher(config)
         with compiled_ahead(device):
             memory = planned_memory(config, shape, device, ranks)
         compile_samples(config, shape, sampling, device)

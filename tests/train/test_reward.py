@@ -151,14 +151,18 @@ def test_a_whole_model_resumes_and_is_a_sequence_classifier(tmp_path: Path) -> N
         genesis_models.load(out).generate("1 +", max_tokens=1)
     with pytest.raises(ConfigError, match="is a reward model"):
         train(load(make_pairs(tmp_path), "next", *QUIET, WHOLE, f"model.path={out}"))
+    with pytest.raises(ModelError, match="is a reward model") as caught:  # before the data, which a student cannot use
+        train(load(make_pairs(tmp_path), "next", *QUIET, f"objective={{name: distill, teacher: {out}}}"))
+    assert caught.value.where == "objective.teacher"
 
 
-def test_adapters_resume_and_save_the_score(tmp_path: Path) -> None:
+def test_adapters_resume_and_save_the_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, out = resumed(make_pairs(tmp_path, "reward")), tmp_path / "out"
     config = json.loads((run / "adapter_config.json").read_text())
     assert config["task_type"] == "SEQ_CLS" and config["modules_to_save"] == ["score"]
     assert load_file(run / "adapter_model.safetensors")["base_model.model.score.weight"].any()
     assert main(["export", str(run), "--out", str(out), "--merge", "--check"]) == 0
+    assert main(["chat", str(run)]) == 5 and f"{run} is a reward model" in capsys.readouterr().err
     ids, last = genesis.tensor([[5, 6, 7]]), genesis.tensor([[2]])
     found = [genesis_models.load(folder).rewards(ids, last).item() for folder in (run, out)]
     assert found[0] == pytest.approx(found[1], abs=1e-5) and found[0] != 0
