@@ -178,6 +178,8 @@ class Op:
             backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
         formula: numpy function of an elementwise op's operands, from which its kernel is generated
             (`genesis.ops.formula`); None if the CUDA implementation is written by hand.
+        swept: numpy function of the operands and `out` that the reference runs in the result's dtype
+            (`genesis.ops.blocks.sweep`); None if the reference does more.
         torch: torch's name for the op with the same operands and dimensions, such as "torch.add". Empty if torch has no
             equivalent, or if `genesis.measure.torch_peer` has a call of another form.
     """
@@ -205,6 +207,7 @@ class Op:
     autocast_inputs: int | None = None
     plain: Callable[..., Any] | None = None
     formula: Callable[..., Any] | None = None
+    swept: Callable[..., Any] | None = None
     torch: str = ""
 
     def __post_init__(self) -> None:

@@ -21,9 +21,10 @@ from genesis.backend import Backend, Device, backend_for, mode
 from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.compiler.fuse import longest_row
 from genesis.compiler.graph import Call, Graph, Value, renamed
-from genesis.dtypes import DType
+from genesis.dtypes import DType, float32, float64
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
+from genesis.ops.formula import by_ops
 from genesis.ops.shape import extent
 from genesis.shapes import Shape, is_dense, normalize_axes, numel
 
@@ -375,9 +376,18 @@ def decomposed(graph: Graph) -> Graph:
 
 
 def decomposition(call: Call) -> Callable[..., Array] | None:
-    """The simple form of an op on a GPU, if a kernel can hold its rows; None if the op's own kernel is better."""
-    function = _DECOMPOSITIONS.get(call.op.name)
-    if function is None or call.outputs[0].device.type == "cpu" or not call.inputs[0].size:
+    """The simple form of an op; None if the op's own implementation is better.
+
+    On a GPU, a kernel must be able to hold the op's rows. On the CPU, activations become single steps, so that their
+    temporaries lie in the memory of a block and backward reads exponentials of forward. With 2-byte floats the steps
+    would round more often than the op.
+    """
+    function, out = _DECOMPOSITIONS.get(call.op.name), call.outputs[0]
+    if out.device.type == "cpu":
+        is_activation = call.op.family == "activation" and call.op.elementwise and out.dtype in (float32, float64)
+        is_exact = is_activation and all(x.dtype is out.dtype for x in call.inputs)
+        return by_ops(call.op.formula) if is_exact and call.op.formula is not None else None
+    if function is None or not call.inputs[0].size:
         return None
     x, ndim = call.inputs[0], len(call.inputs[0].shape)
     if call.op.name in _BACKWARD and call.inputs[1].dtype is not x.dtype:

@@ -13,7 +13,7 @@ from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, gradient_like, op, through
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
-from genesis.ops.elementwise import erf_values, sigmoid_values
+from genesis.ops.elementwise import erf_values, reciprocal_values, sigmoid_values
 from genesis.ops.formula import by_ops
 
 
@@ -57,10 +57,11 @@ def _activation(
         elementwise=True,
         plain=by_ops(gradient),
         formula=gradient,
+        swept=gradient,
         torch=torch_backward,
     )
 
-    facts |= {"flops": count, "family": "activation", "elementwise": True, "formula": forward}
+    facts |= {"flops": count, "family": "activation", "elementwise": True, "formula": forward, "swept": forward}
     return Op(name, reference, _infer(name), through(f"{name}_backward"), (0,), **facts)
 
 
@@ -84,12 +85,12 @@ def _relu_gradient(g: np.ndarray, x: np.ndarray, out: np.ndarray | None = None) 
 
 def silu_values(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """x·σ(x), with the same bits as in SwiGLU."""
-    return np.multiply(np.reciprocal(np.exp(-x) + 1), x, out=out)
+    return np.multiply(reciprocal_values(np.exp(-x) + 1), x, out=out)
 
 
 def _silu_derivative(x: np.ndarray) -> np.ndarray:
     """σ·(1 + x·(1 - σ))."""
-    s = np.reciprocal(np.exp(-x) + 1)
+    s = reciprocal_values(np.exp(-x) + 1)
     derivative: np.ndarray = s * (1 + x * (1 - s))
     return derivative
 
@@ -124,7 +125,7 @@ def gelu_tanh_derivative(x: np.ndarray) -> np.ndarray:
 
 def _swiglu_gradients(g: Any, gate: Any, up: Any) -> Any:
     """dgate = g·up·σ·(1 + gate·(1 - σ)), dup = g·gate·σ, with σ = sigmoid(gate)."""
-    s = np.reciprocal(np.exp(-gate) + 1)
+    s = reciprocal_values(np.exp(-gate) + 1)
     return g * (s + s * gate * (1 - s)) * up, g * (s * gate)
 
 

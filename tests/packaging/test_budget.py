@@ -26,17 +26,17 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (6_655, ("genesis/train/",)),
     "data": (6_075, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (2_889, ("genesis/compiler/",)),
-    "core and nn": (28_178, ("genesis/",)),
+    "compiler": (2_906, ("genesis/compiler/",)),
+    "core and nn": (28_188, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_710, ("models/", "cli/", "configs/")),
-    "docstrings": (15_420, ()),
+    "docstrings": (15_426, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (92_876, ("tests/",)),
+    "tests": (92_940, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
