@@ -16,7 +16,7 @@ from genesis.files.boundary import fitting
 from genesis_cli.estimate import GpuMemory
 
 # The keys of `GOALS` in `genesis_cli.session.init`, whose import is too slow for shell completion.
-GOALS = ("lora", "full", "dpo", "reward", "distill", "pretrain", "scratch")
+GOALS = ("lora", "full", "dpo", "kto", "reward", "distill", "pretrain", "scratch")
 
 Model = Annotated[
     str | None,
@@ -33,8 +33,8 @@ Goal = Annotated[
     typer.Option(
         "--goal",
         metavar="GOAL",
-        help="lora, full, dpo or reward (pairs of answers), distill (a teacher), pretrain (on texts) or scratch.  "
-        "[default: lora with --model, or dpo if the data are pairs; else scratch]",
+        help="lora, full, dpo or reward (pairs of answers), kto (judged answers), distill (a teacher), pretrain (on"
+        " texts) or scratch.  [default: lora with --model, or dpo or kto if the data hold preferences; else scratch]",
         autocompletion=lambda incomplete: [goal for goal in GOALS if goal.startswith(incomplete)],
     ),
 ]

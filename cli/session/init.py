@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -37,12 +38,17 @@ from genesis_models.registry import PRESETS, fuses, preset
 
 PAIRS = "hf:trl-lib/ultrafeedback_binarized"
 # Goals that learn from conversations, or from answers to them.
-CHATS = ("lora", "full", "dpo", "reward", "distill")
+CHATS = ("lora", "full", "dpo", "kto", "reward", "distill")
 # Goal -> what it is, its recipe on a GPU, and the data that ships for it.
 GOALS = {
     "lora": ("adapters of a model, trained on chats", "qwen2.5-0.5b-lora", "example:chats"),
     "full": ("all weights of a model, trained on chats", "qwen2.5-0.5b-full", "example:chats"),
     "dpo": ("adapters of a model that answers, trained on pairs of answers", "qwen2.5-0.5b-dpo", PAIRS),
+    "kto": (
+        "adapters of a model that answers, trained on judged answers",
+        "qwen2.5-0.5b-kto",
+        "hf:trl-lib/kto-mix-14k",
+    ),
     "reward": ("a model that scores answers, trained on pairs of them", "qwen2.5-0.5b-reward", PAIRS),
     "distill": ("a model learns the distributions of a larger one", "qwen2.5-0.5b-distill", "example:chats"),
     "pretrain": ("a base model continues to learn from texts", "continued-pretraining", "stdlib:"),
@@ -54,6 +60,7 @@ CPU_ROWS, CPU_LENGTH = 2, 256
 OPTIONS = {"data.seq_len": "--seq-len"}
 REPORTS = 5  # evaluations and checkpoints of a run
 READ_BYTES = 8 << 20  # larger data are judged by their file sizes
+READ_TEXTS = 100  # texts among which the first record is sought
 TOKEN_BYTES = 5
 HOWS = ("none", "selective", "full")
 
@@ -131,7 +138,7 @@ def check_source(name: str) -> None:
 def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> str:
     """Return the goal that is meant. Raises: UsageError: it is unknown, or does not match the model."""
     trains_weights = model is not None and model not in PRESETS
-    found = goal or ("scratch" if not trains_weights else "dpo" if data and _has_pairs(data) else "lora")
+    found = goal or ("scratch" if not trains_weights else _goal_of_records(data) if data else "lora")
     check_goal(found)
     if found == "scratch" and trains_weights:
         what = f"the goal scratch starts with random weights, but {escape(model)} has trained ones"
@@ -142,13 +149,14 @@ def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> st
     return found
 
 
-def _has_pairs(data: Sequence[str]) -> bool:
-    """Whether the data begin with a pair of answers."""
+def _goal_of_records(data: Sequence[str]) -> str:
+    """Return the goal for the first record of the data; texts may come before it, such as a folder's README."""
     try:
-        corpus = Corpus(data, on_error="fail", max_line_bytes=READ_BYTES, learns="pairs")
-        return next(iter(corpus.documents()), None) is not None
-    except (GenesisError, OSError):
-        return False
+        documents = Corpus(data, on_error="fail", max_line_bytes=READ_BYTES).documents()
+        any(document.record is not None for document in itertools.islice(documents, READ_TEXTS))
+    except (GenesisError, OSError) as error:
+        return {"preference": "dpo", "unpaired": "kto"}.get(getattr(error, "kind", ""), "lora")
+    return "lora"
 
 
 def check_teacher(goal: str, teacher: str | None) -> None:
@@ -341,7 +349,7 @@ def _head(asked: Choices, place: Place, sized: Sized) -> Iterator[str]:
     if asked.goal in CHATS:
         yield f"#   genesis data preview {file}      shows what it trains on"
     yield f"#   genesis train {file}             --resume continues an interrupted run"
-    merge = " --merge" if asked.goal in ("lora", "dpo", "reward") else ""
+    merge = " --merge" if asked.goal in ("lora", "dpo", "kto", "reward") else ""
     yield f"#   genesis export {escape(asked.output_dir)}{merge} --check"
     yield "#"
     for line in described(asked, place, sized):

@@ -165,7 +165,8 @@ class Corpus:
                 self._read_files.add(file.name)
                 if file.format.rows is None:
                     if self._format.learns != "tokens":
-                        yield self._format.no_preference("the file holds text", Position(file.name, 0))
+                        next = "name only the files of records, such as FOLDER/*.jsonl"
+                        yield self._format.no_preference("the file holds text", Position(file.name, 0), next)
                         return
                     if looks_like_records(file.name, head, self._format_of(file).names):
                         self._like_records[file.name] = None

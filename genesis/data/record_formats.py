@@ -144,7 +144,7 @@ class RecordFormat:
             fields = ", ".join([*map(reader._name, _NEEDED[reader.format]), _LABEL])
             what = f"the record holds a preference ({fields}), but the objective learns from texts and chats"
             next = f"{_LEARNED}, or write a file of the good ones and set data.format={name}"
-            raise position.defect("preference", what, next)
+            raise position.defect("unpaired", what, next)
         return name, reader._read(value, position)
 
     def _read(self, value: Mapping[str, Any], position: Position) -> str | Completion | Conversation:
@@ -261,13 +261,13 @@ class RecordFormat:
 
     # --- Preferences
 
-    def no_preference(self, what: str, position: Position) -> Defect:
+    def no_preference(self, what: str, position: Position, next: str = "") -> Defect:
         """Return the defect of a text or record that is not of the kind that the objective learns from."""
         _, needed, optional = _PREFERENCES[self.learns]
         fields = ", ".join([*map(self._name, needed), *(f"{self._name(field)}?" for field in optional)])
         kind = "pairs of answers" if self.learns == "pairs" else "judged answers"
-        next = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or choose dpo (pairs) or kto (judged)"
-        return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next)
+        fit = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or choose dpo (pairs) or kto (judged)"
+        return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next or fit)
 
     def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:
         """Return the fields of a preference. Raises: Defect: one is missing."""

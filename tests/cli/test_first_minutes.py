@@ -28,7 +28,7 @@ from tests.cli.command import printed
 from tests.cli.first_model import write_model
 from tests.hub import served, used
 from tests.train.chats import chat, write_chats
-from tests.train.preferences import sums
+from tests.train.preferences import judged, sums
 
 TEXT = "def first():\n    return 1\n" * 40
 QUICK = ("train.epochs=null", "train.steps=2", "train.batch_size=1", "train.accumulation_steps=1", "eval.max_batches=1")
@@ -117,7 +117,7 @@ def test_a_recipe_takes_its_first_steps(name: str, model: Path, here: Path) -> N
     if "teacher" in found.get("objective", {}):
         changed.append(f"objective.teacher={model}")
     elif found.get("objective"):
-        write_chats(here / "pairs.jsonl", sums(8))
+        write_chats(here / "pairs.jsonl", judged(sums(8)) if found["objective"]["name"] == "kto" else sums(8))
         changed += ["data.train=pairs.jsonl", "data.seq_len=512", "train.batch_size=1"]
     if "prompts" in found.get("eval", {}):
         changed.append("eval.sample_tokens=2")
@@ -159,7 +159,7 @@ def test_without_a_word_a_new_model_for_this_machine(here: Path) -> None:
 
 
 @pytest.mark.sample(cases=2)
-@pytest.mark.parametrize("goal", ["lora", "full", "dpo", "reward", "pretrain"])
+@pytest.mark.parametrize("goal", ["lora", "full", "dpo", "kto", "reward", "pretrain"])
 def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here: Path) -> None:
     (here / "mine.jsonl").write_text("")
     words = ("--model", model, "--goal", goal, "--data", "mine.jsonl", "--gpu-memory", "0.7")
@@ -167,8 +167,8 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
     assert "memory:" in out and "a GPU of 0.7 GiB" in out
     text, config = Path("c.yaml").read_text(), load_config("c.yaml")
     assert (config.model.path, config.data.train) == (str(model), ["mine.jsonl"])
-    assert (config.lora is not None) is (goal in ("lora", "dpo", "reward"))
-    assert config.objective.name == (goal if goal in ("dpo", "reward") else "next_tokens")
+    assert (config.lora is not None) is (goal in ("lora", "dpo", "kto", "reward"))
+    assert config.objective.name == (goal if goal in ("dpo", "kto", "reward") else "next_tokens")
     rows = config.train.batch_size * config.train.accumulation_steps
     assert rows * config.data.seq_len >= 16 * min(1024, config.data.seq_len)
     assert text.count("#") > 20 and "genesis train c.yaml" in text
@@ -178,12 +178,15 @@ def test_each_goal_has_its_recipe_sized_for_the_gpu(goal: str, model: Path, here
 
 @pytest.mark.parametrize(("record", "goal"), [
     ({"prompt": "a", "chosen": "b", "rejected": "c"}, "dpo"), (chat("hi", "yes"), "lora"), ({"text": "a"}, "lora"),
+    ({"prompt": "a", "completion": "b", "label": True}, "kto"),
 ])  # fmt: skip
 def test_the_goal_follows_the_records(model: Path, here: Path, record: dict[str, object], goal: str) -> None:
-    Path("mine.jsonl").write_text(json.dumps(record) + "\n")
-    out = done("init", "c.yaml", "--model", model, "--data", "mine.jsonl")
+    Path("mine").mkdir()
+    Path("mine/README.md").write_text("Mine.\n")
+    Path("mine/data.jsonl").write_text(json.dumps(record) + "\n")
+    out = done("init", "c.yaml", "--model", model, "--data", "mine")
     assert f"goal: {goal}," in out
-    assert load_config("c.yaml").objective.name == ("dpo" if goal == "dpo" else "next_tokens")
+    assert load_config("c.yaml").objective.name == ("next_tokens" if goal == "lora" else goal)
 
 
 def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None:

@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
     "train": (6_655, ("genesis/train/",)),
-    "data": (6_075, ("genesis/data/",)),
+    "data": (6_076, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_906, ("genesis/compiler/",)),
     "core and nn": (28_188, ("genesis/",)),
@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_710, ("models/", "cli/", "configs/")),
+    "models and commands": (9_718, ("models/", "cli/", "configs/")),
     "docstrings": (15_426, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (92_940, ("tests/",)),
+    "tests": (92_943, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
