@@ -109,7 +109,7 @@ def as_type(x: Any, dtype: np.dtype) -> Any:
 
 def split(work: Callable[..., Any], out: np.ndarray, *inputs: Any) -> None:
     """Run `work(out, *inputs)` on blocks along the longest axis, in threads, with inputs broadcast to the output."""
-    if out.size <= BLOCK and not is_split(out.size):
+    if out.ndim == 0 or (out.size <= BLOCK and not is_split(out.size)):
         work(out, *inputs)
         return
     views = [np.broadcast_to(x, out.shape) if isinstance(x, np.ndarray) and x.ndim else x for x in inputs]
