@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 
 from genesis import random
-from genesis.array import Array, empty
+from genesis.array import Array, from_host
 from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import Edge, _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
@@ -171,14 +171,13 @@ class Entry:
 def _reserve_draws(device: Device, draws: int) -> Array:
     """Return offset and seed of the default generator as an array, and advance the generator by `draws` counters."""
     seed, offset, base = random.default_generator.reserve_relative(4 * draws, device)
+    words = np.array((offset, seed), np.uint64).view(np.int64)
     if base is None:
-        position = empty((2,), int64, device)
-        position.storage.backend.from_numpy(np.array((offset, seed), np.uint64).view(np.int64), position)
-        return position
+        return from_host(words, int64, device)
     position = cast(Array, registry["copy"](base.array))
-    for i, word in enumerate((offset, seed)):  # during a capture, both are relative to the words in memory
+    for i, word in enumerate(words.tolist()):  # during a capture, both are relative to the words in memory
         part = position.view((1,), (1,), i)
-        registry["add"](part, int(np.uint64(word).astype(np.int64)), out=part)
+        registry["add"](part, word, out=part)
     return position
 
 
@@ -384,7 +383,6 @@ class CompiledModule(Module):
         object.__setattr__(self, "_compiled", Compiled(module, **options))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the compiled module."""
         return self._compiled(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -92,17 +92,14 @@ class Call:
 
     @property
     def is_random(self) -> bool:
-        """Whether the call draws random numbers."""
         return "seed" in self.attrs and "offset" in self.attrs
 
     @property
     def operands(self) -> list[Value]:
-        """The inputs that are arrays."""
         return [x for x in self.inputs if isinstance(x, Value)]
 
     @property
     def reads(self) -> list[Value]:
-        """The roots that the call reads."""
         return [x.root for x in self.operands]
 
 
@@ -175,7 +172,6 @@ class Graph:
         return kept[::-1]
 
     def without_dead_calls(self) -> Graph:
-        """Return the graph without calls whose results nothing reads."""
         return Graph(self.inputs, self.calls_for(self.results), self.outputs, self.writes)
 
     def with_own_memory(self, storages: Sequence[int], constants: Iterable[Value] = ()) -> Graph:

@@ -134,13 +134,11 @@ class Recorder(Trace):
     # --- What the thread does besides calls of ops --------------------------------------------------------------------
 
     def new(self, shape: Any, dtype: Any, device: Device) -> Array:
-        """Return an array with undefined contents."""
         if current_tracer() is not self:
             return allocated(shape, dtype, device)
         return super().new(shape, dtype, device)
 
     def keep(self, x: Array, is_shared: bool) -> Array:
-        """Return an array with values from the host."""
         return x
 
     def touch(self) -> None:
@@ -192,20 +190,15 @@ class Recorder(Trace):
             return None
         parts: list[Any] = [op]
         for x in inputs if out is None else (*inputs, out):
-            if not isinstance(x, Array):
-                if not is_value(x):
+            if isinstance(x, Array):
+                storage: Any = (x if x.__class__ is Lazy else lazy(x)).storage
+                if storage.recorder is not self if storage.__class__ is Pending else x is out or _is_exposed(x):
                     return None
-                parts.append(exact(x))
-                continue
-            storage: Any = (x if x.__class__ is Lazy else lazy(x)).storage
-            if storage.__class__ is Pending:
-                if storage.recorder is not self:
-                    return None
-                parts.append((storage.value, x.offset, x.shape, x.strides))
-            elif x is out or _is_exposed(x):
-                return None
-            else:
                 parts.append((*self._place(x), x.shape, x.strides))
+            elif is_value(x):
+                parts.append(exact(x))
+            else:
+                return None
         if not all(map(is_value, attrs.values())):
             return None
         return (*parts, *attrs, *map(exact, attrs.values()))
@@ -241,11 +234,9 @@ class Recorder(Trace):
             return
         graph.inputs, graph.outputs = [value for _, value in captured], [made[i].value for i in kept]
         key = (*graph.calls, *kept, *graph.inputs)
-        piece = function.pieces.get(key)
-        if piece is None:
-            piece = Piece(reason)
-            if len(function.pieces) < CALLS:
-                function.pieces[key] = piece
+        piece = function.pieces.get(key) or Piece(reason)
+        if len(function.pieces) < CALLS:
+            function.pieces[key] = piece
         graph.calls = list(dict.fromkeys(graph.calls))
         with tracing(None), _under(*settings):
             results = piece.run(graph, tuple([x for x, _ in captured]), function)

@@ -269,7 +269,6 @@ class Replayed:
         self.lock = threading.Lock()  # calls share the graph's memory
 
     def launch(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
-        """Run the program; return the arrays of its `results`."""
         backend = inputs[0].storage.backend if self.is_profitable and inputs else None
         if backend is None or inputs[0].device.type == "cpu" or backend.is_capturing:
             return self.program.launch(inputs)

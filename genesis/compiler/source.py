@@ -91,8 +91,6 @@ class GroupStep(Step):
         group = self.group
         if group.split is None:
             return (1024, 0), -(-numel(group.space) // 1024)
-        if writer.is_looped:
-            return (1, LOOP_TILE), group.rows
         if not writer.is_blocked:
             return (writer.rows, *writer.pieces), -(-group.rows // writer.rows)
         columns = min((1024, 512, 256, 128, 64, 32), key=lambda c: -(-group.columns // c) * c)
@@ -195,12 +193,11 @@ class _Writer:
         # Without reductions a tile holds a part of the columns.
         self.is_blocked = group.split is not None and not any(c.op.name in REDUCTIONS for c in group.calls)
         self.is_looped = group.split is not None and group.columns > ROW_LIMIT and not self.is_blocked
-        self.pieces = [0] if group.split is None or self.is_blocked or self.is_looped else pieces_of(group.columns)
-        # A tile that holds whole rows has up to 2,048 elements.
-        self.rows = 0
-        if group.split is not None:
+        self.rows, self.pieces = (1, [LOOP_TILE]) if self.is_looped else (0, [0])
+        if group.split is not None and not self.is_looped and not self.is_blocked:  # a tile holds whole rows
             most = 2048 // int(triton.next_power_of_2(group.columns))
             self.rows = max(1, min(most, int(triton.next_power_of_2(group.rows))))
+            self.pieces = pieces_of(group.columns)
         self.lines: list[tuple[int, str]] = []  # (level, line): a level counts the reductions before the line
         self.level = 0  # level of the current call
         self.levels: dict[str, int] = {}  # levels of registers
@@ -312,7 +309,6 @@ class _Writer:
         self.names[out], self.shapes[name], self.levels[name] = name, shape, self.level
 
     def point(self, call: Call) -> None:
-        """Write an elementwise call."""
         found = expression_of(call)
         assert found is not None
         works = [found.condition_type, *[found.work] * (len(found.operands) - 1)]
@@ -356,7 +352,6 @@ class _Writer:
         return self.address(self.index(place), self.shape_of(place))[0]
 
     def place(self, call: Call) -> None:
-        """Write a `place`: a load with a mask."""
         (x,), out, dim, start = call.inputs, call.outputs[0], call.attrs["dim"], call.attrs["start"]
         at = self.coordinate(call)
         inside = f"({at} >= {start}) & ({at} < {start + x.shape[dim]})"
@@ -366,7 +361,6 @@ class _Writer:
         self.keep(call, text, shape=self.shape_of(strides))
 
     def choose(self, call: Call) -> None:
-        """Write a `choose`: a selection by coordinate."""
         out, at = call.outputs[0], self.coordinate(call)
         work = work_type(out.dtype)
         *first, text = [self.operand(x, call, work) for x in call.inputs]
@@ -375,7 +369,6 @@ class _Writer:
         self.keep(call, text)
 
     def deposit(self, call: Call) -> None:
-        """Write a `deposit`: a comparison with the coordinate."""
         (x, index), out, at = call.inputs, call.outputs[0], self.coordinate(call)
         work, i = work_type(out.dtype), self.operand(index, call, int64)
         value, i = self.operand(x, call, work), f"tl.where({i} < 0, {i} + {call.attrs['size']}, {i})"
@@ -518,7 +511,6 @@ class _Writer:
         return code
 
     def emit(self, line: str, level: int | None = None) -> None:
-        """Append a line."""
         self.lines.append((self.level if level is None else level, line))
 
     def lines_of_pieces(self, line: str) -> list[str]:

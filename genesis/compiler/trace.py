@@ -25,8 +25,8 @@ from genesis.dtypes import DType, float32, float64
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
 from genesis.ops.formula import by_ops
-from genesis.ops.shape import extent
-from genesis.shapes import Shape, is_dense, normalize_axes, numel
+from genesis.ops.shape import extent, reshaped
+from genesis.shapes import Shape, is_dense, normalize_axes, numel, reduced_shape
 
 
 class Break(BaseException):
@@ -98,7 +98,6 @@ class Lazy(Array):
     __slots__ = ()
 
     def view(self, shape: Shape, strides: Shape, offset: int | None = None) -> Array:
-        """Return another window on the same storage."""
         return lazy(Array.view(self, shape, strides, offset))
 
     def view_np(self) -> np.ndarray:
@@ -166,7 +165,6 @@ class Trace:
         return Lazy(storage, value.shape, value.strides, value.dtype, value.device)
 
     def new(self, shape: Shape, dtype: DType, device: Device) -> Array:
-        """Return an array with undefined contents."""
         attrs = {"value": 0, "shape": tuple(int(s) for s in shape), "dtype": dtype, "device": device}
         with tracing(self):
             return execute(registry["fill"], (), attrs)[0]
@@ -346,10 +344,7 @@ def _logsumexp(x: Array, axes: Any = None, keepdim: bool = False) -> Array:
     finite = registry["where"](registry["isfinite"](highest), highest, 0.0)
     total = registry["sum"](registry["exp"](registry["sub"](x, finite)), axes=dims, keepdim=True)
     result: Array = registry["add"](registry["log"](total), finite)
-    if keepdim:
-        return result
-    kept = [i for i in range(x.ndim) if i not in dims]
-    return result.view(tuple(result.shape[i] for i in kept), tuple(result.strides[i] for i in kept))
+    return result if keepdim else reshaped(result, reduced_shape(x.shape, dims, keepdim=False))
 
 
 _BACKWARD = ("softmax_backward", "log_softmax_backward")
