@@ -17,9 +17,10 @@ from tests.packaging.tree import PACKAGES, REPOSITORY
 STEP = re.compile(r"^(At the end of|Write) `([\w./]+)`:\n\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-def copy_of_repository(folder: Path) -> Path:
-    """The packages under the names by which they are imported, and the tests."""
-    ignored = shutil.ignore_patterns("fixtures")
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packages under the names by which they are imported, and the tests: one copy in which all guides are done."""
+    folder, ignored = tmp_path_factory.mktemp("guides") / "copy", shutil.ignore_patterns("fixtures")
     for source, name in PACKAGES.items():
         shutil.copytree(REPOSITORY / source, folder / name, ignore=ignored)
     for part in ("ops", "kernels", "optim"):
@@ -69,13 +70,11 @@ print(genesis.__file__)
 
 
 @pytest.mark.slow
-def test_adding_an_op(tmp_path: Path) -> None:
-    folder = copy_of_repository(tmp_path / "copy")
+def test_adding_an_op(folder: Path) -> None:
     assert applied("adding-an-op.md", folder) == ["genesis/ops/activation.py", "tests/ops/samples/fused.py"]
     shown = doctest.DocTestParser().get_examples((REPOSITORY / "docs" / "adding-an-op.md").read_text())
-    kernel = run(folder, "-c", "import genesis\n" + "".join(each.source for each in shown))
-    assert kernel == shown[-1].want + "\n"
-    assert run(folder, "-c", USER_OF_THE_OP).startswith(str(folder))
+    printed = run(folder, "-c", "import genesis\n" + "".join(each.source for each in shown) + USER_OF_THE_OP)
+    assert printed.startswith(shown[-1].want + "\n" + str(folder))
     check_conforms(folder, "squared_relu", "tests/ops/test_registry.py")
 
 
@@ -103,8 +102,7 @@ def checks(page: str) -> str:
 
 
 @pytest.mark.slow
-def test_adding_a_model(tmp_path: Path) -> None:
-    folder = copy_of_repository(tmp_path / "copy")
+def test_adding_a_model(folder: Path) -> None:
     assert applied("adding-a-model.md", folder) == ["models/parallel.py"]
     patched("adding-a-model.md", folder)
     printed = run(folder, "-c", checks("adding-a-model.md") + "\nprint(genesis_models.__file__)")
@@ -124,35 +122,33 @@ print(genesis.__file__)
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_adding_an_optimizer(tmp_path: Path) -> None:
-    folder = copy_of_repository(tmp_path / "copy")
+def test_adding_an_optimizer(folder: Path) -> None:
     assert len(applied("adding-an-optimizer.md", folder)) == 2
     assert run(folder, "-c", checks("adding-an-optimizer.md") + CONFIGURED).startswith(str(folder))
     check_conforms(folder, "adagradw", "tests/ops/test_registry.py", "tests/kernels/test_registry_on_cuda.py")
 
 
 @pytest.mark.slow
-def test_adding_a_data_format_and_a_command(tmp_path: Path) -> None:
-    folder, written = copy_of_repository(tmp_path / "copy"), []
-    for page in ("adding-a-data-format.md", "adding-a-command.md"):
+def test_adding_a_data_format_and_a_command(folder: Path) -> None:
+    written = []
+    pages = ("adding-a-data-format.md", "adding-a-command.md")
+    for page in pages:
         written += applied(page, folder)
         patched(page, folder)
-        package = "\nimport genesis, genesis_cli\nprint(genesis.__file__, genesis_cli.__file__)"
-        assert run(folder, "-c", checks(page) + package).count(str(folder)) == 2
+    package = "\nimport genesis, genesis_cli\nprint(genesis.__file__, genesis_cli.__file__)"
+    assert run(folder, "-c", "\n".join(map(checks, pages)) + package).count(str(folder)) == 2
     assert written == ["genesis/data/readers/psv.py", "cli/count.py"]
 
 
 @pytest.mark.slow
-def test_adding_an_objective(tmp_path: Path) -> None:
-    folder = copy_of_repository(tmp_path / "copy")
+def test_adding_an_objective(folder: Path) -> None:
     assert applied("adding-an-objective.md", folder) == ["genesis/train/z_loss.py"]
     printed = run(folder, "-c", checks("adding-an-objective.md") + "\nimport genesis\nprint(genesis.__file__)")
     assert printed.startswith(str(folder))
 
 
 @pytest.mark.slow
-def test_adding_a_second_kernel(tmp_path: Path) -> None:
-    folder = copy_of_repository(tmp_path / "copy")
+def test_adding_a_second_kernel(folder: Path) -> None:
     assert applied("adding-a-kernel.md", folder) == ["genesis/kernels/pointwise/activation.py"]
     interpreted = "import os\nos.environ['TRITON_INTERPRET'] = '1'\n"
     printed = run(folder, "-c", interpreted + checks("adding-a-kernel.md") + "\nprint(genesis.__file__)")

@@ -7,6 +7,7 @@ import email
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable
 from email.message import Message
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import genesis
 from tests.packaging.stubs import STUBS
-from tests.packaging.tree import PACKAGES, REPOSITORY, build_wheel, copy_project, difference, package_files
+from tests.packaging.tree import PACKAGES, REPOSITORY, build_wheel, copy_project, difference, package_files, statements
 
 # One worker builds the wheel for all of these.
 pytestmark = pytest.mark.xdist_group("wheel")
@@ -138,11 +139,11 @@ def test_extras(metadata: Message) -> None:
     assert "torch" not in bare
 
 
-def undeclared(sources: dict[str, str], distributions: set[str]) -> set[str]:
+def undeclared(sources: Iterable[str], distributions: set[str]) -> set[str]:
     """Third-party modules that `sources` import, in function bodies too, and that none of `distributions` brings."""
     imported: set[str] = set()
-    for name, source in sources.items():
-        for node in ast.walk(ast.parse(source, name)):
+    for source in sources:
+        for node in statements(source):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -155,13 +156,13 @@ def test_imported_libraries_are_declared(metadata: Message) -> None:
     wanted = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     product = {canonicalize_name(r.name) for r in wanted if not set(str(r.marker).split('"')) & {"dev", "bench"}}
     assert product > EVERYWHERE | LINUX
-    sources = {name: path.read_text() for path, name in package_files(REPOSITORY) if path.suffix == ".py"}
-    assert not undeclared(sources, product)
+    sources = [path.read_text() for path, _ in package_files(REPOSITORY) if path.suffix == ".py"]
+    assert sources and not undeclared(sources, product)
 
 
 def test_undeclared_libraries_are_noticed() -> None:
     source = "import os, yaml, genesis.errors\ndef f():\n    from scipy.linalg import qr\n    import cuda.core"
-    assert undeclared({"x.py": source}, {"pyyaml"}) == {"scipy", "cuda"}
+    assert undeclared([source], {"pyyaml"}) == {"scipy", "cuda"}
 
 
 def test_entry_point(wheel: Path) -> None:
