@@ -55,10 +55,11 @@ def check(v: conformance.Variant) -> None:
     gradgradcheck(differentiable, leaves, rtol=1e-4)
 
 
-def test_every_gradient_has_a_gradient() -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.full)])
+def test_every_gradient_has_a_gradient(most: int | None) -> None:
     assert len(cases()) > 80
     for name, variants in cases().items():
-        for v in variants:
+        for v in variants[:most]:
             if name not in REFUSED and "low_rank" not in v.case.attrs:
                 check(v)
 

@@ -83,13 +83,11 @@ def test_a_kernel_is_compiled_once_and_survives_corruption(tmp_path: Path) -> No
     (file,) = (tmp_path / "genesis" / "kernels").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    file.write_bytes(file.read_bytes()[:-1])
+    assert run(tmp_path)["compiled"] == 1
     again = run(tmp_path)
     assert again["compiled"] == 0 and again["seen"] == []
     assert {k: again[k] for k in ("size", "name", "warps")} == {k: first[k] for k in ("size", "name", "warps")}
-
-    file.write_bytes(file.read_bytes()[:-1])
-    assert run(tmp_path)["compiled"] == 1
-    assert run(tmp_path)["compiled"] == 0
 
 
 def test_a_cache_that_cannot_be_written_is_not_used(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ STORED = running.stored()
 LONG = {"language_model"}  # takes as long as all others
 
 
-@pytest.mark.sample(cases=6)
+@pytest.mark.sample(cases=4)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.full] * (n in LONG)) for n in sorted(STORED)])
 def test_a_program_prints_what_torch_prints(name: str) -> None:
     assert running.difference(STORED[name], running.output_of(running.FOLDER / f"{name}.py", genesis=True)) == ""

@@ -49,39 +49,47 @@ def synthetic(count: int, seed: int) -> list[dict[str, Any]]:
     return [{"prompt": f"{prompt}?", "chosen": some(POLITE), "rejected": some(RUDE)} for prompt in asked]
 
 
-def accuracies(folder: Path, name: str, shape: dict[str, int], *settings: str) -> tuple[float, float]:
-    """The accuracy on held-out pairs before and after a run with the objective `name`."""
-    own, held_out = synthetic(400, seed=1), synthetic(100, seed=2)
-    is_judged = name == "kto"
-    write_chats(folder / "pairs.jsonl", own)
-    write_chats(folder / "held-out.jsonl", held_out)
-    path = folder / "config.yaml"
-    path.write_text(CONFIG.format(folder=folder))
-    sizes = [f"model.config.{key}={value}" for key, value in shape.items()]
-    found = []
-    # Train, and measure the model before and after it as SimPO compares answers.
-    measured = ("objective=simpo", "train.steps=1", "optim.lr=1e-9")
-    train(load(path, "before", *sizes, *measured))
-    if is_judged:
-        write_chats(folder / "pairs.jsonl", judged(own))
-        write_chats(folder / "held-out.jsonl", judged(held_out))
-    train(load(path, "run", *sizes, f"objective={name}", f"data.tokenizer={folder}/before", *settings))
-    write_chats(folder / "pairs.jsonl", own)
-    write_chats(folder / "held-out.jsonl", held_out)
-    train(load(path, "after", f"model={{path: {folder}/run}}", *measured))
-    for output in ("before", "after"):
-        found.append(rows(folder / output)[0]["eval/rewards/accuracies"])
-    return found[0], found[1]
+MEASURED = ("objective=simpo", "train.steps=1", "optim.lr=1e-9")
 
 
+class Learning:
+    """New models of one shape: their data, and the one that every objective begins with."""
+
+    def __init__(self, folder: Path, shape: dict[str, int]) -> None:
+        self.folder, self.path = folder, folder / "config.yaml"
+        self.sizes = [f"model.config.{key}={value}" for key, value in shape.items()]
+        for name, pairs in (("pairs", synthetic(400, seed=1)), ("held-out", synthetic(100, seed=2))):
+            write_chats(folder / f"{name}.jsonl", pairs)
+            write_chats(folder / f"judged-{name}.jsonl", judged(pairs))
+        self.path.write_text(CONFIG.format(folder=folder))
+        # A model is measured as SimPO compares answers.
+        train(load(self.path, "before", *self.sizes, *MEASURED))
+
+    def accuracies(self, name: str, *settings: str) -> list[float]:
+        """The accuracy on held-out pairs before and after a run with the objective `name`."""
+        data = [f"data.tokenizer={self.folder}/before"]
+        if name == "kto":
+            data += [f"data.train={self.folder}/judged-pairs.jsonl", f"data.eval={self.folder}/judged-held-out.jsonl"]
+        train(load(self.path, name, *self.sizes, f"objective={name}", *data, *settings))
+        train(load(self.path, f"after-{name}", f"model={{path: {self.folder}/{name}}}", *MEASURED))
+        return [rows(self.folder / output)[0]["eval/rewards/accuracies"] for output in ("before", f"after-{name}")]
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Learning:
+    return Learning(tmp_path_factory.mktemp("learning"), request.param)
+
+
+@pytest.mark.parametrize("learning", [SMALL], indirect=True, ids=[""])
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
-def test_a_small_model_learns_to_prefer(tmp_path: Path, name: str) -> None:
-    before, after = accuracies(tmp_path, name, SMALL, "optim.lr=3e-3")
+def test_a_small_model_learns_to_prefer(learning: Learning, name: str) -> None:
+    before, after = learning.accuracies(name, "optim.lr=3e-3", "train.steps=24", "eval.max_batches=1")
     assert 0.25 < before < 0.75 and after >= 0.95
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("learning", [LARGE], indirect=True, ids=[""])
 @pytest.mark.parametrize("name", ["dpo", "simpo", "orpo", "kto"])
-def test_a_model_of_4m_parameters_learns_to_prefer(tmp_path: Path, name: str) -> None:
-    before, after = accuracies(tmp_path, name, LARGE)
+def test_a_model_of_4m_parameters_learns_to_prefer(learning: Learning, name: str) -> None:
+    before, after = learning.accuracies(name)
     assert 0.25 < before < 0.75 and after >= 0.95

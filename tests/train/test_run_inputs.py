@@ -175,7 +175,7 @@ class TestChangedConfiguration:
         assert f"\n{key}" in caught.value.what and " -> " in caught.value.what
         assert {k: v[0] for k, v in picture(stopped).items()} == {k: v[0] for k, v in before.items()}
 
-    @pytest.mark.sample(cases=12)
+    @pytest.mark.sample(cases=8)
     @pytest.mark.parametrize("key", [key for key, changes in FREE.items() if changes])
     def test_a_free_change_is_taken(self, recipe: Path, halved: Path, expected: str, key: str) -> None:
         overrides = [change.format(output=halved) for change in FREE[key]]

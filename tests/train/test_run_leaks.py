@@ -17,7 +17,7 @@ from genesis.train import loop
 from genesis.train.saving import SAVER
 from tests.train.runs import load, make, train
 
-STEPS, WARM_UP, PERIOD = 300, 60, 20  # in each period evaluations, samples and saves come at the same places
+STEPS, WARM_UP, PERIOD = 200, 60, 20  # in each period evaluations, samples and saves come at the same places
 
 
 def descriptors() -> int:

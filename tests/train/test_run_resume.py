@@ -67,8 +67,8 @@ def weights(config: Config) -> str:
     return hashlib.sha256((Path(config.train.output_dir) / "model.safetensors").read_bytes()).hexdigest()
 
 
-@pytest.mark.sample(cases=2)
-@pytest.mark.parametrize("stop", range(1, STEPS))
+@pytest.mark.sample(cases=1)
+@pytest.mark.parametrize("stop", (3, 1, 2, 4, 5))
 def test_stopped_at_any_step(recipe: Path, stop: int) -> None:
     whole, halved = load(recipe, "whole"), load(recipe, "halved")
     expected = train(whole)
@@ -79,7 +79,7 @@ def test_stopped_at_any_step(recipe: Path, stop: int) -> None:
     assert weights(halved) == weights(whole)
 
 
-@pytest.mark.parametrize("name", some_full(OPTIMIZERS, ("bfloat16-adafactor", "recomputed", "fp8", "epochs")))
+@pytest.mark.parametrize("name", some_full(OPTIMIZERS, ("bfloat16-adafactor", "fp8", "epochs")))
 def test_stopped_at_every_step(recipe: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "MIN_COLUMNS", 1)  # the model is narrow
     whole, chopped = load(recipe, "whole", *OPTIMIZERS[name]), load(recipe, "chopped", *OPTIMIZERS[name])
