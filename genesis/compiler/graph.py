@@ -307,7 +307,7 @@ class Windows:
 
     def _deposited(self, call: Call) -> Call:
         """Return `deposit` for the gradient of an index that picks one element per row, and other calls unchanged."""
-        if call.op.name != "index_get_backward":
+        if call.op.name != "index_get_backward" or not call.outputs[0].size:
             return call
         (g, *indices), dims, shape = call.inputs, call.attrs["dims"], call.attrs["shape"]
         own = [(d, index) for d, index in zip(dims, indices, strict=True) if not self._counts(index, d, g)]

@@ -337,6 +337,14 @@ def test_the_gradient_of_picks_fuses_with_its_readers(device: str, is_negative: 
     assert (device == "cpu") == any("index_get_backward" in k.ops for k in kernels)
 
 
+def test_picks_of_no_rows() -> None:
+    labels = genesis.zeros(0, dtype=genesis.int64, device="cuda")
+    want, found = gradients(
+        lambda x: x.exp()[genesis.arange(0, device="cuda"), labels], genesis.zeros(0, 3, device="cuda")
+    )
+    assert want.shape == found.shape
+
+
 @pytest.mark.parametrize("columns", [257, 515, 1001, 1025, 2051])
 def test_rows_of_uneven_length_repeat_a_bias(columns: int) -> None:
     x, bias, scale = (ramp(*shape).to("cuda") for shape in ((5, columns), (columns,), (5, 1)))
