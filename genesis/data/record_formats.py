@@ -265,8 +265,9 @@ class RecordFormat:
         """Return the defect of a text or record that is not of the kind that the objective learns from."""
         _, needed, optional = _PREFERENCES[self.learns]
         fields = ", ".join([*map(self._name, needed), *(f"{self._name(field)}?" for field in optional)])
-        kind = "pairs of answers" if self.learns == "pairs" else "judged answers"
-        fit = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or choose dpo (pairs) or kto (judged)"
+        kinds = ("dpo", "pairs of answers"), ("kto", "judged answers")
+        (_, kind), (name, other) = kinds if self.learns == "pairs" else kinds[::-1]
+        fit = f"name other fields, such as data.fields={{{needed[-1]}: NAME}}, or set objective.name={name} for {other}"
         return position.defect("no preference", f"{what}, but the objective learns from {kind} ({fields})", next or fit)
 
     def _preference_fields(self, keys: Any, position: Position) -> tuple[str, ...]:

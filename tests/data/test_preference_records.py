@@ -112,7 +112,7 @@ GOOD = {"prompt": "p", "completion": "c", "label": True}
 DEFECTS: list[tuple[str, object, str, str, str]] = [
     ("pairs", {"messages": said("a", "b")}, "no preference", "", "learns from pairs of answers"),
     ("pairs", {"prompt": "p", "chosen": "c"}, "no preference", "", "'rejected'"),
-    ("pairs", GOOD, "no preference", "", "'chosen'"),
+    ("pairs", GOOD, "no preference", "", "objective.name=kto"),
     ("pairs", ["c"], "no record", "", "a list"),
     ("pairs", {**TEXT, "rejected": "c"}, "equal answers", "rejected", "equal"),
     ("pairs", {"chosen": said("a", "b"), "rejected": said("a", "b")}, "equal answers", "rejected", "equal"),
@@ -126,7 +126,7 @@ DEFECTS: list[tuple[str, object, str, str, str]] = [
     ("pairs", {**TEXT, "chosen": answer("b")}, "wrong type", "rejected", "a list and rejected a string"),
     ("pairs", {**TEXT, "prompt": 3}, "wrong type", "prompt", "a number"),
     ("pairs", {**TEXT, "chosen": "a\0"}, "NUL byte", "chosen", "NUL"),
-    ("judged", TEXT, "no preference", "", "learns from judged answers"),
+    ("judged", TEXT, "no preference", "", "objective.name=dpo"),
     ("judged", {"completion": "c", "label": True}, "no prompt", "", "no prompt"),
     ("judged", {**GOOD, "label": 1}, "wrong type", "label", "a number, not true or false"),
     ("judged", {**GOOD, "label": "good"}, "wrong type", "label", "'good', not true or false"),
@@ -141,7 +141,7 @@ def test_defects(learns: Any, record: object, kind: str, field: str, part: str) 
     with pytest.raises(Defect) as caught:
         RecordFormat(learns=learns).read(record, HERE)
     error = caught.value
-    assert (error.kind, error.field, error.exit_code) == (kind, field, 4) and part in error.what
+    assert (error.kind, error.field, error.exit_code) == (kind, field, 4) and part in f"{error.what}{error.next}"
     assert "pairs.jsonl:7" in error.where
 
 

@@ -24,7 +24,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
     "train": (6_655, ("genesis/train/",)),
-    "data": (6_076, ("genesis/data/",)),
+    "data": (6_077, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_893, ("genesis/compiler/",)),
     "core and nn": (28_188, ("genesis/",)),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_411, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (92_976, ("tests/",)),
+    "tests": (92_978, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
