@@ -98,6 +98,11 @@ class Kernel:
     writes: int
     source: str
 
+    @classmethod
+    def of(cls, step: Step) -> Kernel:
+        reads, writes = (sum(v.nbytes for v in values) for values in (step.reads, step.results))
+        return cls(tuple(call.op.name for call in step.calls), reads, writes, step.source)
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -115,12 +120,11 @@ class Explanation:
     @classmethod
     def of(cls, compiled: Compiled) -> Explanation:
         programs = [entry.region.programs for found in compiled.entries.values() for entry in found[:1]]
-        forward = tuple(k for each in programs for k in _kernels(each[0]))
-        backward = tuple(k for each in programs for program in each[1:] for k in _kernels(program))
+        forward = tuple(Kernel.of(step) for each in programs for step in each[0].steps)
+        backward = tuple(Kernel.of(step) for each in programs for program in each[1:] for step in program.steps)
         breaks = tuple(dict.fromkeys(f"{b.line}: {b.reason}" for b in compiled.breaks.values()))
-        lazy = compiled.lazy.pieces.values()
-        pieces = tuple((f"{p.line}: {p.reason}", tuple(_kernels(p.program))) for p in lazy if p.program is not None)
-        return cls(forward, backward, breaks, pieces)
+        pieces = [(f"{p.line}: {p.reason}", p.program) for p in compiled.lazy.pieces.values() if p.program is not None]
+        return cls(forward, backward, breaks, tuple((end, tuple(map(Kernel.of, p.steps))) for end, p in pieces))
 
     def __str__(self) -> str:
         lines = []
@@ -128,18 +132,9 @@ class Explanation:
         for title, kernels in (("forward", self.forward), ("backward", self.backward), *pieces):
             if kernels:
                 lines.append(f"{title}: {len(kernels)} kernels")
-            for k in kernels:
-                lines.append(f"  {' '.join(k.ops):<60} reads {k.reads:,} bytes, writes {k.writes:,}")
+            lines += [f"  {' '.join(k.ops):<60} reads {k.reads:,} bytes, writes {k.writes:,}" for k in kernels]
         lines += [f"break at {text}" for text in self.breaks]
         return "\n".join(lines)
-
-
-def _kernels(program: Program) -> list[Kernel]:
-    found = []
-    for step in program.steps:
-        reads, writes = (sum(v.nbytes for v in dict.fromkeys(values)) for values in (step.reads, step.results))
-        found.append(Kernel(tuple(call.op.name for call in step.calls), reads, writes, step.source))
-    return found
 
 
 def explain(fn: Callable[..., Any]) -> Callable[..., Explanation]:

@@ -125,8 +125,8 @@ class Entry:
         captured: what the region reads besides its arguments: tensors, or arrays of constants.
         described: the structure of the result.
         outside: for each tensor of the result, the tensor or the index of the argument if it exists already.
-        draws: number of counters that a run takes from the default generator.
-        position: device of the generator's position, which is an input after the arguments; None without draws.
+        draws: number of counters that a run takes from the default generator; None without draws.
+        device: device of the generator's position, which is an input after the arguments if there are draws.
     """
 
     region: Region
@@ -134,8 +134,8 @@ class Entry:
     captured: list[Any]
     described: Any
     outside: list[TensorBase | int | None]
-    draws: int
-    position: Device | None
+    draws: int | None
+    device: Device
 
     def __post_init__(self) -> None:
         self.tensors = [x for x in self.captured if isinstance(x, TensorBase)]
@@ -162,7 +162,7 @@ class Entry:
         return [*lines, *kept, repr(self.described)]
 
     def run(self, tensors: list[TensorBase]) -> Any:
-        drawn = [] if self.position is None else [_reserve_draws(self.position, self.draws)]
+        drawn = [] if self.draws is None else [_reserve_draws(self.device, self.draws)]
         results = iter(self.region.run([*tensors, *drawn, *self.captured]))
         values = [next(results) if x is None else tensors[x] if isinstance(x, int) else x for x in self.outside]
         return rebuild(self.described, values)
@@ -206,10 +206,7 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
     return result, None
 
 
-def trace_call(
-    name: str, function: Callable[..., Any], described: Any, tensors: list[TensorBase], state: State,
-    schedule: Callable[..., Program], replays: bool,
-) -> Entry:  # fmt: skip
+def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], state: State) -> Entry:
     """Trace a function for arguments like these. Raises Break if it cannot be traced."""
     trace = Trace([t.array for t in state.tensors])
     if len({id(t.array.storage) for t in tensors}) < len(tensors):
@@ -223,7 +220,7 @@ def trace_call(
     arguments = [(t.array, t._requires_grad, t._grad is None) for t in fakes]
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with active(trace), resumed(settings()):
-        result, taken = _call_with_draws(lambda: function(*args, **kwargs), trace, device)
+        result, taken = _call_with_draws(lambda: compiled.function(*args, **kwargs), trace, device)
     if changes.count != state.version or not state.holds() or not state.tensors_hold():
         raise Break("changes what it reads: an attribute, a list, a variable, or a tensor's data or gradient")
     if [(t.array, t._requires_grad, t._grad is None) for t in fakes] != arguments:
@@ -256,8 +253,9 @@ def trace_call(
         raise Break("reads a tensor that no argument, attribute, global or closure holds")
     captured = [owners.get(id(x), x) for x, _ in trace.captured]
     numbers |= {id(t): len(trace.graph.inputs) + i for i, t in enumerate(captured)}
-    region = Region(name, trace, inner, [(edge, numbers[id(leaf)]) for edge, leaf in leaves], schedule, replays)
-    return Entry(region, state, captured, structure, outside, taken or 0, None if taken is None else device)
+    sources = [(edge, numbers[id(leaf)]) for edge, leaf in leaves]
+    region = Region(compiled.name, trace, inner, sources, compiled.schedule, compiled.replays)
+    return Entry(region, state, captured, structure, outside, taken, device)
 
 
 # --- The compiled function --------------------------------------------------------------------------------------------
@@ -280,8 +278,6 @@ class Compiled:
     verify: int = 0
 
     def __post_init__(self) -> None:
-        self.entries: dict[Any, list[Entry]] = {}
-        self.breaks: dict[Any, Break] = {}
         self.name = getattr(self.function, "__name__", type(self.function).__name__)
         self.replayed, self.is_full = 0, False
         self._lock = threading.RLock()
@@ -336,7 +332,7 @@ class Compiled:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
         state = State(self.function, _objects(described))
         try:
-            return trace_call(self.name, self.function, described, tensors, state, self.schedule, self.replays)
+            return trace_call(self, described, tensors, state)
         except (Break, Exception):
             state.restore()
             raise
@@ -368,8 +364,8 @@ class Compiled:
 
     def reset(self) -> None:
         """Forget all traces."""
-        self.entries.clear()
-        self.breaks.clear()
+        self.entries: dict[Any, list[Entry]] = {}
+        self.breaks: dict[Any, Break] = {}
         self.lazy = LazyFunction(self.name, self.schedule)
         self.is_full = False
 

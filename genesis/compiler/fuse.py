@@ -159,7 +159,6 @@ class Fusion:
     """
 
     def __init__(self, graph: Graph, is_point: Callable[[Call], bool], reductions: bool) -> None:
-        self.graph = graph
         self.unit: dict[Call, Unit] = {}
         self.made_by = graph.makers
         self.order = {call: i for i, call in enumerate(graph.calls)}

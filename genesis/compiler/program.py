@@ -66,16 +66,15 @@ class BlockStep(Step):
     """A group as a step of a program. Threads run the numpy references of its ops, block by block."""
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
-        super().__init__(group.calls, [v for c in group.calls for v in c.reads if v not in group.places], stored)
-        self.group = group
+        loaded = [x for c in group.calls for x in c.operands if x.root not in group.places]
+        super().__init__(group.calls, [x.root for x in loaded], stored)
+        self.group, self.loaded = group, list(dict.fromkeys(loaded))
         self.plan: list[tuple[Callable[..., Any], list[Any], Value]] = []
         for c in group.calls:
             function, operands = _block_function(c)
             # Values of the group are the roots themselves; what lies in memory may be a window.
             operands = [x.root if isinstance(x, Value) and x.root in group.places else x for x in operands]
             self.plan.append((function, operands, c.outputs[0]))
-        inputs = [x for _, each, _ in self.plan for x in each if isinstance(x, Value) and x.root not in group.places]
-        self.loaded = list(dict.fromkeys(inputs))
         inner = {c.outputs[0]: c.outputs[0].dtype.itemsize for c in group.calls if c.outputs[0] not in stored}
         self.places, self.nbytes = places_of([(c.reads, c.outputs) for c in group.calls], inner, in_place=True)
 
