@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from genesis.backend.cuda import compilations
 from genesis.backend.cuda.compilations import Workers
 
 pytest.importorskip("triton")
@@ -112,6 +114,28 @@ def test_none_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
         assert time.monotonic() < end
         time.sleep(0.05)
     assert not [each for each in (tmp_path / "tmp").iterdir() if each.name.startswith("genesis-")]
+
+
+@pytest.mark.parametrize("error", [OSError, ValueError])
+def test_those_stopped_at_work_leave_their_places_to_others(error: type[Exception], monkeypatch: Any) -> None:
+    """The last of some kernels stops all workers, while the first of others has just taken one."""
+    workers = Workers()
+    workers.most = 2
+
+    class Stopped:
+        process = SimpleNamespace(terminate=lambda: None)
+
+        def wait_or_kill(self) -> None: ...
+
+        def compile(self, job: bytes) -> None:
+            workers.end()
+            raise error
+
+    monkeypatch.setattr(compilations, "_Worker", Stopped)
+    monkeypatch.setattr(compilations, "entry_name", lambda *_: "kernel")
+    for _ in range(2):
+        assert workers.compile(None, (), (9, 0), waiting=compilations.WORKER_THRESHOLD) is None  # type: ignore
+    assert (workers.most, workers.running, workers._idle) == (2, 0, [])
 
 
 @pytest.mark.parametrize(

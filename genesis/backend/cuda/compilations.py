@@ -118,12 +118,12 @@ class Workers:
         if worker is None:
             return None
         binary = None
-        with suppress(OSError):  # the worker has died
+        with suppress(OSError, ValueError):  # the worker has died, or was stopped and has no pipes
             binary = worker.compile(job)
         with self._lock:
-            if binary is None:
-                self.most = 0
-            self._idle.append(worker)
+            if worker in self._all:  # not stopped
+                self.most = 0 if binary is None else self.most
+                self._idle.append(worker)
         return binary
 
     def _claim(self, waiting: int) -> _Worker | None:
