@@ -16,6 +16,7 @@ from genesis.backend import CPU
 from genesis.data.chat.template import CHATML
 from genesis.data.corpus import Corpus
 from genesis.data.sources import expand
+from genesis.data.tokenizer import Tokenizer
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import ConfigError, GenesisError, ModelError, OutOfMemoryError, UsageError, escape
 from genesis.files.boundary import boundary
@@ -61,7 +62,9 @@ OPTIONS = {"data.seq_len": "--seq-len"}
 REPORTS = 5  # evaluations and checkpoints of a run
 READ_BYTES = 8 << 20  # larger data are judged by their file sizes
 READ_TEXTS = 100  # texts among which the first record is sought
-TOKEN_BYTES = 5
+TOKEN_BYTES = 5  # of a token, if the model has no tokenizer
+COUNTED = 1 << 16  # characters whose tokens are counted
+JSON = 1.3  # a record as JSON has more tokens than its chat, by about this factor for short ones
 HOWS = ("none", "selective", "full")
 
 
@@ -294,13 +297,23 @@ def _about_how_many_steps(config: Config) -> int | None:
     try:
         kind = config.objective.learns
         corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes, learns=kind)
-        size = sum(os.stat(file.path).st_size for file in corpus.files)
+        size, text = sum(os.stat(file.path).st_size for file in corpus.files), ""
         if size <= READ_BYTES:  # excludes parts of records that a run does not read
-            size = sum(len(document.text.encode()) for document in corpus.documents())
+            text = "\n".join(document.text for document in corpus.documents())
+            size = len(text.encode())
     except (GenesisError, OSError):
         return None
-    rows = size * (1 - (data.eval_fraction or 0)) / (TOKEN_BYTES * data.seq_len)
+    rows = size * (1 - (data.eval_fraction or 0)) / (_token_bytes(config, text[:COUNTED]) * data.seq_len)
     return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
+
+
+def _token_bytes(config: Config, text: str) -> float:
+    """Return the bytes of a token of records like those in `text`, rather too many than too few."""
+    try:
+        found = Tokenizer.load(config.data.tokenizer or config.model.path or "").prompt(text)
+    except GenesisError:
+        return TOKEN_BYTES
+    return JSON * len(text.encode()) / len(found) if text else TOKEN_BYTES
 
 
 def _on_gpu(config: Config, asked: Choices, place: Place) -> Sized:
