@@ -149,7 +149,8 @@ class Recorder(Trace):
     def value_of(self, x: Array) -> Value:
         """Return the value of an array in memory: the same one for the same layout at this place."""
         values, key = self.function.inputs, (len(self.captured), x.shape, x.strides, x.dtype, x.device)
-        return values[key] if key in values or len(values) >= CALLS else values.setdefault(key, Value.like(x))
+        value = values.get(key) or Value.like(x)
+        return values.setdefault(key, value) if len(values) < CALLS else value
 
     def fake(self, value: Value) -> Array:
         """Return an array that gets its memory when the piece runs."""

@@ -255,6 +255,8 @@ def test_numbers_that_change_with_every_call_compile_nothing(monkeypatch: pytest
     monkeypatch.setattr(lazy, "CALLS", len(compiled.lazy.calls))
     assert equal(compiled(ramp(4), n), (ramp(4) * 6 + 1) * ramp(4).sum().item())
     assert len(compiled.lazy.calls) == lazy.CALLS
+    monkeypatch.setattr(lazy, "CALLS", 0)
+    assert equal(compiled(ramp(5), n), (ramp(5) * 7 + 1) * ramp(5).sum().item())
 
 
 def test_long_functions_run_in_several_pieces() -> None:
