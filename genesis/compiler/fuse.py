@@ -69,13 +69,10 @@ class Group:
         assert self.split is not None
         return numel(self.space[self.split :])
 
-    def copy(self) -> Group:
-        return Group(self.space, self.split, list(self.calls), dict(self.places), list(self.partial))
-
     # --- Whether a call may join --------------------------------------------------------------------------------------
 
     def add(self, call: Call) -> bool:
-        """Add a call if the group can hold it; return whether it did."""
+        """Add a call if the group can hold it; return whether it did. Otherwise the group stays as it is."""
         calls = (*self.calls, call)
         operands = {v for c in calls for v in (*c.reads, c.outputs[0]) if v not in self.places}
         if len(calls) > MAX_CALLS or len(operands) > MAX_OPERANDS:
@@ -176,9 +173,8 @@ class Fusion:
         joined: Group | None = None
         for group in sorted(neighbours, key=lambda g: -numel(g.space)):
             if joined is None:
-                trial = group.copy()
-                if trial.add(call) and not self._has_cycle((group,), call):
-                    joined = self._replace(trial)
+                if not self._has_cycle((group,), call) and group.add(call):
+                    joined = self._replace(group)
             elif joined is not group:
                 joined = self._union(joined, group) or joined
         if joined is None:  # none can hold the call alone, but two together may
