@@ -6,6 +6,7 @@ a lock that one of them held. The client is `tests.train.runs.Forks`.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -14,7 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+import typer
 
 import genesis.data.pipeline
 import genesis.distributed.rendezvous
@@ -26,6 +30,7 @@ from genesis.distributed import launch
 from genesis.files.filesystem import DEFAULT, Call, Observer
 from genesis.train.saving import SAVER
 from genesis_cli import session
+from genesis_cli.app import app
 from genesis_cli.main import main
 from genesis_models.blocks import CausalLM
 from tests.files.faults import FailAt, KillAt, OfThread, ShortWrites
@@ -289,7 +294,10 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    # What a first run imports on its way, every child would import again.
-    for name in ("genesis_models.qwen3", "threadpoolctl"):
-        importlib.import_module(name)
+    # What a first run imports and builds on its way, every child would import and build again.
+    for name in ("genesis_models.qwen3", "threadpoolctl", "tokenizers", "numpy.random", "cuda.bindings.driver"):
+        with suppress(ImportError):
+            importlib.import_module(name)
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
     serve()
