@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 import genesis
-from genesis import no_grad
+from genesis import cuda, no_grad
+from genesis.backend import mode
 from genesis.data.documents import TokenSet
 from genesis.data.loader import Batch, PackedLoader
 from genesis.data.pairs import ranges
@@ -157,7 +158,7 @@ class Preferences(Objective):
                     "weights": weights,
                     "samples": _hash_of_samples(loader.tokens),
                     "batches": [loader.batch_size, loader.seq_len, loader.seed, loader.shuffle, most],
-                    "device": [run.device.type, getattr(model, "precision", None)],
+                    "device": [run.device.type, getattr(model, "precision", None), cuda.allow_tf32.get(), mode.exact],
                 }
                 found = run.cache.get("reference", key, partial(self._write, model, loader, run, most))
                 values = np.frombuffer(found.entry.part(_VALUES), "<f8").reshape(-1, 2)
@@ -386,12 +387,13 @@ def answer_log_probs(model: Any, fields: Sequence[Tensor]) -> Tensor:
 
 
 def _hash_of_samples(tokens: TokenSet) -> str:
-    """Return a hash of the ids, the targets and the splits of all samples in order."""
+    """Return a hash of all samples in order: ids, targets, splits, and the weights that choose those of an epoch."""
     places, hashed = ranges(tokens.starts, tokens.lengths), StateHash()
     assert tokens.mask is not None and tokens.splits is not None
     parts = {"ids": tokens.stream[places], "mask": tokens.mask[places], "lengths": tokens.lengths}
-    for name, values in {**parts, "splits": tokens.splits}.items():
-        hashed.add_array(name, values)
+    for name, values in {**parts, "splits": tokens.splits, "weights": tokens.weights}.items():
+        if values is not None:
+            hashed.add_array(name, values)
     return hashed.hexdigest()
 
 

@@ -211,6 +211,14 @@ def test_a_damaged_cache_of_the_reference_is_computed_again(recipe: Path) -> Non
     assert "found in the cache" in printed(recipe, "again", *how[2:])
 
 
+@pytest.mark.parametrize("how", ["train.tf32=true", "data.train=[{{path: {}, weight: 2.5}}]"], ids=["tf32", "weights"])
+def test_other_sums_or_batches_are_another_reference(how: str, recipe: Path) -> None:
+    settings = "lora=null", "train.steps=1", "data.eval_fraction=0"
+    assert "computed once" in printed(recipe, "run", *settings)
+    assert "found in the cache" in printed(recipe, "again", *settings)
+    assert "computed once" in printed(recipe, "other", *settings, how.format(recipe.parent / "chats.jsonl"))
+
+
 def test_a_changed_reference_is_refused_at_a_resume(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = (*QUIET, "lora=null", "checkpoint.every=1", "train.steps=3")
     with signal_in_step(2), pytest.raises(InterruptedRun):
