@@ -158,6 +158,7 @@ def saved_modules(model: nn.Module, config: AdapterConfig, chosen: Iterable[str]
         if not any(name.endswith(entry) for name in names):
             meant = nearest(entry, {end: None for name in names for end in (name, _end(name))})
             next = "name modules such as embed_tokens, lm_head or norm" if meant is None else f"did you mean {meant}?"
+            next = "it belongs to a reward model: objective.name reward trains one" if entry == SCORE else next
             raise fail(f"modules_to_save has {quote(entry)}, but no module's name ends in it", next=next)
     found = [name for name in names if name.endswith(config.modules_to_save)]
     if config.ensure_weight_tying and model.lm_head is None:

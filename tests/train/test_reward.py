@@ -12,7 +12,7 @@ import pytest
 import genesis
 import genesis_models
 from genesis.data.tokenizer import Tokenizer
-from genesis.errors import ConfigError, InterruptedRun, ModelError
+from genesis.errors import ConfigError, GenesisError, InterruptedRun, ModelError
 from genesis.files.safetensors import load_file
 from genesis.tensor import Tensor
 from genesis.train.preference_losses import reward
@@ -163,6 +163,8 @@ def test_adapters_resume_and_save_the_score(tmp_path: Path, capsys: pytest.Captu
     assert load_file(run / "adapter_model.safetensors")["base_model.model.score.weight"].any()
     assert main(["export", str(run), "--out", str(out), "--merge", "--check"]) == 0
     assert main(["chat", str(run)]) == 5 and f"{run} is a reward model" in capsys.readouterr().err
+    with pytest.raises(GenesisError, match="belongs to a reward model"):
+        train(load(make_pairs(tmp_path), "next", *QUIET, f"lora={{init_from: {run}}}"))
     ids, last = genesis.tensor([[5, 6, 7]]), genesis.tensor([[2]])
     found = [genesis_models.load(folder).rewards(ids, last).item() for folder in (run, out)]
     assert found[0] == pytest.approx(found[1], abs=1e-5) and found[0] != 0
