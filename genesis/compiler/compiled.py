@@ -303,17 +303,31 @@ class Compiled:
                 if self.verify and self.replayed % self.verify == 0:
                     self._compare(entry, described, tensors)
                 return entry.run(tensors)
+        failed: Exception | None = None
         with self._lock:
-            traced = self._new_entry(key, described, tensors)
+            try:
+                traced = self._new_entry(key, described, tensors)
+            except RecursionError:
+                raise
+            except Exception as error:
+                traced, failed = None, error
         if traced is not None:
             return traced.run(tensors)
         if self.fullgraph and key in self.breaks:
-            stop = self.breaks[key]
-            raise UsageError(
-                f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
-                next="remove it, or pass fullgraph=False",
-            )  # fmt: skip
-        return self.lazy.run(lambda: self.function(*args, **kwargs))
+            raise self._refusal(self.breaks[key])
+        result = self.lazy.run(lambda: self.function(*args, **kwargs))  # raises what the function itself raises
+        if failed is not None:
+            stop = self.breaks[key] = Break(f"cannot be compiled ({type(failed).__name__}: {failed})")
+            if self.fullgraph:
+                raise self._refusal(stop) from failed
+            warnings.warn(f"{self.name} {stop.reason} and runs uncompiled", stacklevel=2)
+        return result
+
+    def _refusal(self, stop: Break) -> UsageError:
+        return UsageError(
+            f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
+            next="remove it, or pass fullgraph=False",
+        )  # fmt: skip
 
     def _compare(self, entry: Entry, described: Any, tensors: list[TensorBase]) -> None:
         """Trace the function once more and compare. Raises UsageError for another graph."""
@@ -352,12 +366,8 @@ class Compiled:
             return None
         try:
             entry = self._trace(described, tensors)
-        except RecursionError:
-            raise
         except Break as stop:
             self.breaks[key] = stop
-            return None
-        except Exception:  # the function runs again in Python, and raises it there
             return None
         self.entries.setdefault(key, []).insert(0, entry)
         return entry

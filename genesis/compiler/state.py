@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import builtins
 import collections
+import dis
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,9 @@ class State:
                 holder.clear()
                 holder.update(then)
         for read, (owner, *rest), then in self._guards:
-            if read is dict.get and owner.get(rest[0], _ABSENT) is not then:
+            if then is _ABSENT:
+                owner.pop(rest[0], None)
+            elif read is dict.get and owner.get(rest[0], _ABSENT) is not then:
                 owner[rest[0]] = then
             elif read is getattr and not isinstance(owner, type):
                 setattr(owner, rest[0], then)
@@ -209,8 +212,9 @@ class State:
         line = f"{code.co_filename}:{code.co_firstlineno}"
         if names & TENSOR_STATE:
             raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", line)
+        assigned = _assigned(function)
         for name in sorted(names):
-            if name in function.__globals__ or hasattr(builtins, name):
+            if name in function.__globals__ or name in assigned or hasattr(builtins, name):
                 value = self._guard(dict.get, function.__globals__, name, _ABSENT)
                 if value is _ABSENT and name in EFFECTS:
                     raise Break(f"calls {name}()", line)
@@ -287,6 +291,7 @@ class State:
 _FACTS = ("array", "_grad", "_requires_grad", "node", "output", "history", "_view_history")
 _facts = attrgetter(*_FACTS)
 _ABSENT = object()
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _STANDARD = str(Path(types.__file__).parent)
 _IMMUTABLE = 1 << 8  # a class that Python code does not define
 
@@ -303,9 +308,19 @@ def _is_own(x: Any) -> bool:
 def names_of(function: types.FunctionType) -> set[str]:
     """The names of globals and attributes in the code of a function and of the functions inside it, and its strings."""
     found: set[str] = set()
-    stack = [function.__code__]
-    while stack:
-        each = stack.pop()
+    for each in _codes(function.__code__):
         found.update(each.co_names, (c for c in each.co_consts if isinstance(c, str) and c.isidentifier()))
-        stack += [c for c in each.co_consts if isinstance(c, types.CodeType)]
     return found
+
+
+def _assigned(function: types.FunctionType) -> set[str]:
+    """The global variables that the same code assigns."""
+    codes = (each for each in _codes(function.__code__) if _STORE_GLOBAL in each.co_code[::2])
+    return {step.argval for each in codes for step in dis.get_instructions(each) if step.opcode == _STORE_GLOBAL}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)

@@ -17,6 +17,7 @@ import pytest
 from numpy.random import rand
 
 import genesis
+from genesis.errors import UsageError
 from genesis.nn.modules.module import register_module_forward_hook
 from tests.compiler.test_compile import equal, ramp
 
@@ -306,3 +307,37 @@ def test_effects_on_tensors_are_those_of_eager_code(name: str, is_argument: bool
                 y.sum().backward()
             seen += [t.tolist() for t in (y, w, x.grad, w.grad) if t is not None] + [w.requires_grad]
     assert found[0] == found[1]
+
+
+def test_a_global_variable_that_the_function_makes() -> None:
+    def counts(x: Any) -> Any:
+        global made  # noqa: PLW0603
+        try:
+            made += 1
+        except NameError:
+            made = 1
+        return x * 2
+
+    def shadows(x: Any) -> Any:
+        global hash  # noqa: PLW0603
+        hash = hash + 1 if isinstance(hash, int) else 1
+        return x + x.sum().item()
+
+    for function, name in ((counts, "made"), (shadows, "hash")):
+        compiled = genesis.compile(function)
+        for _ in range(3):
+            compiled(ramp(3))
+        assert globals().pop(name) == 3
+
+
+def test_a_failure_of_the_compiler_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise KeyError("own")
+
+    monkeypatch.setattr("genesis.compiler.compiled.trace_call", fails)
+    compiled = genesis.compile(lambda x: x + 1)
+    with pytest.warns(match=r"cannot be compiled \(KeyError: 'own'\) and runs uncompiled") as caught:
+        assert [compiled(ramp(3)).tolist() for _ in range(2)] == [(ramp(3) + 1).tolist()] * 2
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with pytest.raises(UsageError, match=r"cannot be compiled .*fullgraph=True"):
+        genesis.compile(lambda x: x + 1, fullgraph=True)(ramp(3))

@@ -26,17 +26,17 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (6_655, ("genesis/train/",)),
     "data": (6_077, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (2_879, ("genesis/compiler/",)),
+    "compiler": (2_903, ("genesis/compiler/",)),
     "core and nn": (28_188, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_731, ("models/", "cli/", "configs/")),
-    "docstrings": (15_412, ()),
+    "docstrings": (15_413, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_022, ("tests/",)),
+    "tests": (93_058, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
