@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from genesis.backend import Device
 from genesis.data.tokenizer import Tokenizer
+from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.dtypes import as_dtype
 from genesis.errors import ConfigError, ModelError, escape
 from genesis.files.hashing import sha256_file
+from genesis.files.paths import exists
 from genesis.files.strict_json import canonical_bytes
 from genesis.train.config import Config
 from genesis.train.objective import Distillation, Objective
@@ -48,7 +50,11 @@ def check_teacher(config: Config, tokenizer: Tokenizer | None = None) -> None:
     if tokenizer.vocab_size > shape.vocab_size:
         what = f"the tokenizer has {tokenizer.vocab_size:,} ids, but the teacher's head has {shape.vocab_size:,} rows"
         raise ModelError(what, where=WHERE, next="name a teacher of the same family")
-    other = Tokenizer.load(source.holding("tokenizer.json"))
+    folder = source.holding(TOKENIZER_NAME)
+    if not exists(folder / TOKENIZER_NAME):
+        what = f"the teacher has no {TOKENIZER_NAME}, so its vocabulary cannot be compared"
+        raise ModelError(what, where=f"{WHERE}: {escape(folder)}", next=f"copy the teacher's {TOKENIZER_NAME} there")
+    other = Tokenizer.load(folder)
     if (difference := tokenizer.difference(other)) is not None:
         what = f"the teacher has another vocabulary: {difference}"
         next = "name a teacher of the same family: divergences compare the probabilities of the same tokens"

@@ -195,7 +195,7 @@ def poison(teacher: Path) -> None:
     [
         (lambda teacher: None, ("objective.teacher=nowhere",), ModelError, "nowhere"),
         (change_tokenizer, (), ModelError, "another vocabulary: the token 'a' has the id"),
-        (lambda teacher: (teacher / "tokenizer.json").unlink(), (), ModelError, "has no tokenizer.json"),
+        (lambda teacher: (teacher / "tokenizer.json").unlink(), (), ModelError, "the teacher has no tokenizer.json"),
         (lambda teacher: (teacher / "model.safetensors").unlink(), (), ModelError, "model.safetensors"),
         (poison, (), NumericError, "norm.weight"),
     ],
