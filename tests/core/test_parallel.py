@@ -174,10 +174,12 @@ import resource
 import genesis
 from genesis.nn.functional import silu
 x = genesis.zeros(1024, 1024)
-for _ in range(3):
+faults = []
+for _ in range(6):  # in one of them a thread may get its first memory
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     silu(x)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(faults))
 """
 
 
