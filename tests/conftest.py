@@ -76,21 +76,7 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Pac
     return Backwards.from_parent(parent, path=path) if backwards else None
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Workers send how tests ended, and what failed: each of the six messages about a test takes half a millisecond."""
-
-    def send_outcome(name: str, **what: Any) -> None:
-        report = what.get("data", {}) if name == "testreport" else {}
-        if name not in ("logstart", "logfinish") and (report.get("outcome"), report.get("when")) not in EXPECTED:
-            send(name, **what)
-
-    for plugin in session.config.pluginmanager.get_plugins():
-        if type(plugin).__name__ == "WorkerInteractor" and session.config.option.durations is None:
-            send, plugin.sendevent = plugin.sendevent, send_outcome
-
-
-LONG = ("startup", "wheel", *map("tests/{}.py".format, ["packaging/test_extending", "train/test_preference_learning"]))
-EXPECTED = {("passed", "setup"), ("passed", "teardown")}
+LONG = ("startup", "wheel", "tests/packaging/test_extending.py", "tests/train/test_preference_learning.py")
 
 
 @pytest.hookimpl(optionalhook=True)
