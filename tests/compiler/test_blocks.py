@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import genesis
-from genesis.compiler import explain
+from genesis.compiler import explain, region
 from genesis.nn import functional as F
+from genesis.op import registry
 from tests.compiler.test_compile import equal, gradients, ramp
 
 
@@ -38,3 +39,7 @@ def test_blocks_overwrite_values_that_no_later_step_reads() -> None:
     ((entry,),) = compiled.entries.values()
     (step,) = entry.region.programs[0].steps
     assert step.nbytes == 2 * 4  # two values of 4 bytes live at once
+
+
+def test_the_compiler_names_ops_that_exist() -> None:
+    assert registry.keys() >= region.CHEAP | region.COMPARISONS | region.SELECTIONS | region.ARITHMETIC
