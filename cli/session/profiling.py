@@ -28,7 +28,7 @@ from genesis_cli.session.dry_run import compiled_ahead, planned_memory
 from genesis_cli.session.model import make_model, model_config
 from genesis_cli.session.preparation import prepare_data, resolve_device
 from genesis_cli.session.settings import settled
-from genesis_cli.session.training import advised, announce, arithmetic, assemble
+from genesis_cli.session.training import advised, announce, arithmetic, assemble, prepare_objective
 from genesis_models.blocks import CausalLM
 
 WARM_UP = 2  # eager steps before the measured ones
@@ -78,6 +78,7 @@ def _assembled(config: Config, console: Output, interrupts: Interrupts, stack: E
     model = make_model(config, shape, data.tokenizer, device)
     announce(config, data, model, device, dtype, memory, console)
     training = assemble(config, data, model, device, interrupts, console)
+    prepare_objective(training, config, data, console)
     model.train()
     return training
 

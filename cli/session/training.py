@@ -156,7 +156,14 @@ def _train(
         if ranks.is_main:
             # A killed run may have left its checkpoint between two renames.
             sweep(folder.path, warn=lambda text: console.line(f"warning: {text}"))
-        _restore(training, resume, resume_from, changed, console)
+        prepare = partial(prepare_objective, training, config, data, console)
+        found = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
+        if (step := ranks.from_main("resumed", found)) is not None:
+            _restore(training, step, prepare, changed, console)
+        else:
+            prepare()
+            if resume:
+                console.line("no complete checkpoint here: starting from the beginning")
         check_finite(model, where=escape(config.model.path or config.train.output_dir))
         with training.open():
             folder.keep()
@@ -281,7 +288,7 @@ def assemble(
     chat: ChatFormat = TEXTS,
     ranks: Ranks = ALONE,
 ) -> Training:
-    """Return the parts of the training loop, at step 0.
+    """Return the parts of the training loop, at step 0. `prepare_objective` comes next.
 
     Args:
         base: base of adapters; required for saving them.
@@ -306,7 +313,6 @@ def assemble(
     state = TrainState(
         model, optimizer, loader, base=frozen_base(model, base), ranks=ranks, objective=objective, platform=platform
     )
-    _prepare_objective(config, data, state, device, console)
     # Samples: their prompts and the ids that end them.
     sampling = sample_drawing(config)
     prompts, ends = sample_prompts(config, data.tokenizer, chat.template, model.config.context_length)
@@ -349,9 +355,9 @@ def assemble(
     )
 
 
-def _prepare_objective(config: Config, data: Prepared, state: TrainState, device: Device, console: Output) -> None:
+def prepare_objective(training: Training, config: Config, data: Prepared, console: Output) -> None:
     """Let the objective compute what depends on the initial weights, on rank 0 first, and print its lines."""
-    ranks = state.ranks
+    state, ranks = training.state, training.state.ranks
     if config.objective.learns != "tokens" and len(data.train) < ranks.size:
         what = f"{len(data.train):,} pairs or answers cannot be shared by {ranks.size:,} ranks"
         raise DataError(what, where="data.train", next="add records, or use fewer ranks")
@@ -362,7 +368,7 @@ def _prepare_objective(config: Config, data: Prepared, state: TrainState, device
     with ranks.main_first("objective"):
         with stages(console) as progress:
             shown = partial(progress, "reference")
-            run = Preparation(state.loader, loaders, config.eval.max_batches, device, cache, shown)
+            run = Preparation(state.loader, loaders, config.eval.max_batches, training.device, cache, shown)
             lines = list(state.objective.prepare(state.model, run))
         for line in lines:
             console.line(line)
@@ -427,39 +433,34 @@ def sample_texts(
 
 
 def _restore(
-    training: Training, resume: Resume, resume_from: str | None, changed: list[Change], console: Output
+    training: Training, step: int, prepare: Callable[[], None], changed: list[Change], console: Output
 ) -> None:
-    """Restore a requested checkpoint; rank 0 prints which, and which settings have changed."""
+    """Restore a checkpoint, see `Checkpoints.load`; rank 0 prints which, and which settings have changed."""
     checkpoints, ranks = training.checkpoints, training.state.ranks
-    step = _checkpoint_to_resume(training, resume, resume_from) if ranks.is_main else None
-    step = ranks.from_main("resumed", step)
-    if step is not None:
-        # Load the state; rank 0 checks the metrics before it changes the folder.
-        before = checkpoints.load(training.state, step)
-        if ranks.is_main:
-            check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything in the folder changes
-        training.continue_at(step)
-        if not ranks.is_main:
-            return
-        # Report what differs from the run so far.
-        console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
-        if changed:
-            console.line(f"changed: {', '.join(map(str, changed))}")
-        keys = {change.key for change in changed}
-        if "optim.lr" in keys and step < training.steps:
-            rate = f"optim.lr is {training.config.optim.lr:g} from step {step + 1} on"
-            console.line(f"{rate}; optim.schedule continues from its position")
-        if {"train.steps", "train.epochs"} & keys:
-            console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
-        if training.device == CPU and before is not None and before != threads():
-            console.line(f"warning: train.threads was {before} and is {threads()} from here on: last bits may differ")
-        # Move later checkpoints away.
-        if (aside := checkpoints.set_aside(step)) is not None:
-            console.line(f"the checkpoints after it were moved to {aside}")
-        # A kill may have come between the last save and its rotation.
-        checkpoints.rotate(step, training.state.best.step)
-    elif resume:
-        console.line("no complete checkpoint here: starting from the beginning")
+    # Load the state; rank 0 checks the metrics before it changes the folder.
+    before = checkpoints.load(training.state, step, prepare)
+    if ranks.is_main:
+        check_metrics(checkpoints.output_dir / FILE_NAME, step)  # before anything in the folder changes
+    training.continue_at(step)
+    if not ranks.is_main:
+        return
+    # Report what differs from the run so far.
+    console.line(f"resumed at step {step} from {checkpoints.folder(step)}")
+    if changed:
+        console.line(f"changed: {', '.join(map(str, changed))}")
+    keys = {change.key for change in changed}
+    if "optim.lr" in keys and step < training.steps:
+        rate = f"optim.lr is {training.config.optim.lr:g} from step {step + 1} on"
+        console.line(f"{rate}; optim.schedule continues from its position")
+    if {"train.steps", "train.epochs"} & keys:
+        console.line(f"the learning rate follows optim.schedule over all {training.steps:,} steps from here on")
+    if training.device == CPU and before is not None and before != threads():
+        console.line(f"warning: train.threads was {before} and is {threads()} from here on: last bits may differ")
+    # Move later checkpoints away.
+    if (aside := checkpoints.set_aside(step)) is not None:
+        console.line(f"the checkpoints after it were moved to {aside}")
+    # A kill may have come between the last save and its rotation.
+    checkpoints.rotate(step, training.state.best.step)
 
 
 def _checkpoint_to_resume(training: Training, resume: Resume, resume_from: str | None) -> int | None:

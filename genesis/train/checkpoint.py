@@ -232,10 +232,11 @@ class Checkpoints:
                 self._warn(f"warning: an old checkpoint cannot be removed: {error.what}")
 
     @boundary(ModelError, "reading the checkpoint")
-    def load(self, state: TrainState, step: int) -> int | None:
+    def load(self, state: TrainState, step: int, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Load the checkpoint of `step` into `state`; return the number of CPU threads that computed it.
 
-        All ranks must call it: each reads the files, but of the optimizer's states only its own shards.
+        All ranks must call it: each reads the files, but of the optimizer's states only its own shards. `prepare` is
+        called once the files and the run's data have been checked, before the weights change.
 
         Raises:
             ModelError: a file is damaged, missing or belongs to another model. No older checkpoint is used instead.
@@ -248,11 +249,12 @@ class Checkpoints:
             what = f"the folder holds the checkpoint of step {escape(manifest.metadata.get('step'))}"
             raise ModelError(what, where=escape(folder), next="restore the folder's original name")
         _check_platform(manifest.metadata.get("exact"), state.platform, folder)
+        state.loader.load_state(read_json(safe_join(folder, DATA)))
+        prepare()
         self._read(state, folder)
         if state.hash() != manifest.metadata.get("state_hash"):
             raise ModelError("the restored state differs from the saved one", where=escape(folder))
-        count = manifest.metadata.get("threads")
-        return count if isinstance(count, int) else None
+        return count if isinstance(count := manifest.metadata.get("threads"), int) else None
 
     def has(self, step: int) -> bool:
         """Whether a complete checkpoint of `step` exists."""
@@ -324,9 +326,8 @@ class Checkpoints:
                 masters = _read_adapter(state, self._read_masters(folder), counters["optimizer"], folder)
             with optimizer_tensors(folder) as stored:
                 restore_optimizer(state.optimizer, {**stored, **masters}, counters["optimizer"])
-            # Restore random generators, data position and counters.
+            # Restore random generators and counters.
             random.set_state(read_json(safe_join(folder, RNG)))
-            state.loader.load_state(read_json(safe_join(folder, DATA)))
             state.step, state.num_tokens = _count(counters["step"]), _count(counters["num_tokens"])
             state.evaluated_at = _count(counters["evaluated_at"])
             sums = counters["interval"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import genesis
 from genesis.data.loader import Batch
-from genesis.errors import InterruptedRun, ModelError, NumericError
+from genesis.errors import DataError, InterruptedRun, ModelError, NumericError
 from genesis.train import step as shards
 from genesis.train.loop import Training
 from genesis.train.preferences import PairObjective, Preferences
@@ -217,6 +218,17 @@ def test_other_sums_or_batches_are_another_reference(how: str, recipe: Path) -> 
     assert "computed once" in printed(recipe, "run", *settings)
     assert "found in the cache" in printed(recipe, "again", *settings)
     assert "computed once" in printed(recipe, "other", *settings, how.format(recipe.parent / "chats.jsonl"))
+
+
+def test_changed_data_are_refused_before_the_reference(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = (*QUIET, "lora=null", "checkpoint.every=1", "train.steps=3")
+    with signal_in_step(2), pytest.raises(InterruptedRun):
+        train(load(recipe, "run", *how))
+    with (recipe.parent / "chats.jsonl").open("a") as file:
+        file.write(json.dumps(pair("one more", "yes", "no")) + "\n")
+    monkeypatch.setattr(PairObjective, "prepare", lambda *_: pytest.fail("the reference was prepared"))
+    with pytest.raises(DataError, match="the data differs from the run"):
+        train(load(recipe, "run", *how), resume=True)
 
 
 def test_a_changed_reference_is_refused_at_a_resume(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
