@@ -190,6 +190,8 @@ def _linear_infer(
     with_hits: bool = False,
 ) -> tuple[Spec, ...]:
     _check_head("linear_cross_entropy", x, weight, labels)
+    if with_grads and with_hits:
+        raise UsageError("linear_cross_entropy takes with_grads or with_hits, not both", next="call it for each")
     if isinstance(divisor, Array) and divisor.ndim:
         raise ShapeError(f"linear_cross_entropy: the divisor has shape {divisor.shape} but must be one number")
     grads = (Spec(x.shape, x.dtype), Spec(weight.shape, weight.dtype))
@@ -251,7 +253,7 @@ def linear_cross_entropy(
         divisor: number by which the sum is divided; receives no gradient.
         mean: without a divisor, divide by the number of rows that are not ignored.
         shift: row t has the label t + `shift`, and the last `shift` rows have none; 1 predicts the next token.
-        with_hits: without gradients, also return how many labels have the largest logit, the first one of several.
+        with_hits: without gradients, also count the labels that have the first largest logit, unless the loss is NaN.
     """
     results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
     loss, dx, dw = (*results, None, None)[:3]
@@ -290,11 +292,9 @@ def _head_chunks(
     vocabulary, acc = weight.shape[0], _wide(x)
     kept = np.flatnonzero(labels != ignore_index)
     _check_range(name, labels, labels != ignore_index, vocabulary)
-    for result in (dx, hits):
+    for result in (dx, hits, None if kept.size else dw):
         if result is not None:
             result.fill(0)
-    if dw is not None and not kept.size:
-        dw.fill(0)
     rows = chunk_rows(vocabulary, acc.itemsize)
     w = upcast(weight)
     sum_dw = dw if dw is None or dw.dtype == acc else np.zeros(dw.shape, acc)
@@ -306,8 +306,8 @@ def _head_chunks(
             logits = np.matmul(xc, w.T, out=buffer[: chosen.size])
             if temperature != 1:
                 logits /= acc.type(temperature)
-            if hits is not None:
-                hits += np.count_nonzero(logits.argmax(1) == labels[chosen])
+            if hits is not None:  # a row whose largest logit is not finite has a loss of NaN
+                hits += np.count_nonzero((logits.argmax(1) == labels[chosen]) & np.isfinite(logits.max(1)))
             losses, sums = _loss_rows(logits, labels[chosen], dx is not None or dw is not None)
             # Scale the narrow operands by 1 / (Σ e^x · divisor) rather than the logits.
             sums *= divisors[chosen, None] if divisors.ndim else divisors

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from genesis.array import Array, empty
-from genesis.backend import Device, backend_for
-from genesis.dtypes import DType, float32, int64
+from genesis.backend import CPU, Device, backend_for
+from genesis.dtypes import DType, bfloat16, float32, int64
+from genesis.errors import UsageError
 from genesis.kernels.loss import loss as kernels
 from genesis.ops.loss import cross_entropy, linear_cross_entropy
 from tests.ops.samples.losses import cross_entropy_oracle
@@ -15,9 +16,9 @@ from tests.ops.samples.losses import cross_entropy_oracle
 CUDA = Device("cuda", 0)
 
 
-def on_gpu(values: np.ndarray, dtype: DType) -> Array:
-    array = empty(values.shape, dtype, CUDA)
-    backend_for(CUDA).from_numpy(values, array)
+def on_gpu(values: np.ndarray, dtype: DType, device: Device = CUDA) -> Array:
+    array = empty(values.shape, dtype, device)
+    backend_for(device).from_numpy(values, array)
     return array
 
 
@@ -52,3 +53,24 @@ def test_logits_of_several_steps() -> None:
     p[range(3), labels] -= 1
     np.testing.assert_allclose(dx.numpy(), p @ weight, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(dw.numpy(), p.T @ x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for infinite and NaN values
+@pytest.mark.parametrize(("device", "dtype"), [(CPU, float32), (CUDA, float32), (CUDA, bfloat16)], ids=str)
+def test_a_row_whose_loss_is_nan_has_no_hit(device: Device, dtype: DType) -> None:
+    """The logits of one row are all NaN. In two others that of class 5 is, which is the label of one of them."""
+    rng = np.random.default_rng(6)
+    x, weight = rng.normal(size=(5, 16)), rng.normal(size=(40, 16))
+    x[:, :2] = weight[:, :2] = 0
+    labels = (x @ weight.T).argmax(1)
+    labels[2], labels[3] = 0, 5
+    weight[5, :2], x[1, :2], x[2], x[3, :2] = (1e30, -1e30), 1e30, np.nan, 1e30
+    arrays = [on_gpu(v, t, device) for v, t in ((x, dtype), (weight, dtype), (labels, int64))]
+    loss, hits = linear_cross_entropy(*arrays, ignore_index=-100, with_grads=False, with_hits=True)
+    assert np.isnan(loss.item()) and hits.item() == 2
+
+
+def test_hits_are_not_counted_with_gradients() -> None:
+    x, labels = (on_gpu(np.zeros(shape), dtype, CPU) for shape, dtype in (((2, 2), float32), (2, int64)))
+    with pytest.raises(UsageError, match="with_grads or with_hits"):
+        linear_cross_entropy(x, x, labels, ignore_index=-100, with_grads=True, with_hits=True)

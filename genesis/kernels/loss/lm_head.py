@@ -257,8 +257,8 @@ def finish_rows_kernel(p_losses, p_hits, p_own, p_factors, p_references, p_logit
                        RECOMPUTE: tl.constexpr, EXACT: tl.constexpr, TILE: tl.constexpr,
                        BLOCK: tl.constexpr):  # fmt: skip
     """Store the loss of a row at its place, and flag the row if it overflowed. In `p_hits`, if given, store whether the
-    label is the first class with the largest logit. If `p_e` is given, also store g / S and the label's element of E,
-    for the gradients; g is 1 without `p_g`. With RECOMPUTE skip rows of blocks that are not flagged.
+    label is the first class with the largest logit and the loss is not NaN. If `p_e` is given, also store g / S (g is 1
+    without `p_g`) and the label's element of E, for the gradients. With RECOMPUTE skip rows of unflagged blocks.
 
     Args:
         EXACT: the statistics are those of `tile_statistics`.
@@ -296,10 +296,11 @@ def finish_rows_kernel(p_losses, p_hits, p_own, p_factors, p_references, p_logit
         loss = -log_prob(tl.load(p_logits + i_row), maximum, exact_total, scale)
     else:  # compute the label's exponent like the epilogue: it is 0 up to rounding unless the row overflowed
         loss = tl.log(total) - (tl.load(p_logits + i_row) * scale - reference) * LN_2
-    tl.store(p_losses + i_place, tl.where(infinite, float("nan"), loss))
+    loss = tl.where(infinite, float("nan"), loss)
+    tl.store(p_losses + i_place, loss)
     if p_hits is not None:
         is_hit = (tl.load(p_own + i_row) == maximum) & (first_top(p_maxima, i_own, BLOCK) < maximum)
-        tl.store(p_hits + i_place, converted(is_hit, tl.float32))
+        tl.store(p_hits + i_place, converted(is_hit & (loss == loss), tl.float32))
     if p_e is not None:
         factor = tl.where(infinite, float("nan"), 1 / total)
         if p_g is not None:

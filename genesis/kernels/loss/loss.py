@@ -197,8 +197,8 @@ def cross_entropy_backward(
 def chunk_cross_entropy_kernel(p_loss, p_hits, p_d, p_x, p_numbers, p_row_labels, p_total, p_limit, first, p_g, classes,
                                sd, sg, GRADS: tl.constexpr, WORK: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Store the losses of a chunk's rows of logits, at their places, and if `p_hits` is given, whether the label is the
-    first class with the largest logit. With GRADS overwrite the logits with their gradients in the type of `p_d`, times
-    g if `p_g` is given; zeros follow the rows.
+    first class with the largest logit and the loss is not NaN. With GRADS overwrite the logits with their gradients in
+    the type of `p_d`, times g if `p_g` is given; zeros follow the rows.
 
     A narrower gradient overwrites only logits of this tile or of tiles that were read before. Within a tile the barrier
     orders all loads before all stores.
@@ -212,11 +212,11 @@ def chunk_cross_entropy_kernel(p_loss, p_hits, p_d, p_x, p_numbers, p_row_labels
     i_row = tl.load(p_numbers + i_local, mask=is_there, other=0).to(tl.int64)
     label = tl.load(p_row_labels + i_local, mask=is_there, other=0)
     top, sums, _ = online_softmax(p_row, classes, 1, False, WORK, BLOCK, True)
-    lse = logsumexp(top, sums)
     logit = tl.load(p_row + label)
-    tl.store(p_loss + i_row, lse - logit, mask=is_there)
+    loss = logsumexp(top, sums) - logit
+    tl.store(p_loss + i_row, loss, mask=is_there)
     if p_hits is not None:
-        is_hit = (logit == top) & (first_top(p_row, label, BLOCK) < top)
+        is_hit = (loss == loss) & (logit == top) & (first_top(p_row, label, BLOCK) < top)
         tl.store(p_hits + i_row, converted(is_hit, WORK), mask=is_there)
     if GRADS:
         # Triton gives tiles of one size the same layout. That of gradients would change the order of the sums above.
