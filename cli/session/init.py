@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple
 from genesis.backend import CPU
 from genesis.data.chat.template import CHATML
 from genesis.data.corpus import Corpus
+from genesis.data.loader import PackedLoader
 from genesis.data.sources import expand
-from genesis.data.tokenizer import Tokenizer
 from genesis.data.tokenizer_files import TOKENIZER_NAME
 from genesis.errors import ConfigError, GenesisError, ModelError, OutOfMemoryError, UsageError, escape
+from genesis.files.atomic import temporary_folder
 from genesis.files.boundary import boundary
 from genesis.files.hf import read_chat_templates
 from genesis.files.hub import local_path
@@ -26,12 +28,14 @@ from genesis.files.paths import exists, is_folder
 from genesis.measure.record import format_bytes
 from genesis.train.config import CheckpointConfig, Config
 from genesis.train.config_file import parse_config
+from genesis.train.loop import total_steps
+from genesis.train.output import Output
 from genesis.train.strict_yaml import emit_value, parse
 from genesis_cli.session.dry_run import MemoryPlan, advice, run_plan, with_batch
 from genesis_cli.session.estimate import Place, place_of
 from genesis_cli.session.model import model_config
 from genesis_cli.session.phrases import phrased_for
-from genesis_cli.session.preparation import describe_gpu
+from genesis_cli.session.preparation import describe_gpu, prepare_data
 from genesis_cli.session.settings import settled
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
@@ -60,11 +64,9 @@ STEP_TOKENS = 16_384  # tokens of a step on the user's own data
 CPU_ROWS, CPU_LENGTH = 2, 256
 OPTIONS = {"data.seq_len": "--seq-len"}
 REPORTS = 5  # evaluations and checkpoints of a run
-READ_BYTES = 8 << 20  # larger data are judged by their file sizes
+READ_BYTES = 4 << 20  # of data whose tokens are counted
 READ_TEXTS = 100  # texts among which the first record is sought
-TOKEN_BYTES = 5  # of a token, if the model has no tokenizer
-COUNTED = 1 << 16  # characters whose tokens are counted
-JSON = 1.3  # a record as JSON has more tokens than its chat, by about this factor for short ones
+TOKEN_BYTES = 5  # of a token, where they are not counted
 HOWS = ("none", "selective", "full")
 
 
@@ -290,30 +292,22 @@ def _parsed(text: str) -> Config:
 
 
 def _about_how_many_steps(config: Config) -> int | None:
-    """Estimate the length of the run in steps, rather too low than too high; None if nothing can be read."""
+    """Return the length of the run in steps, estimated if the data are large or have errors; None if they have none."""
     data, train = config.data, config.train
     if train.epochs is None:
         return train.steps
     try:
-        kind = config.objective.learns
-        corpus = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes, learns=kind)
-        size, text = sum(os.stat(file.path).st_size for file in corpus.files), ""
-        if size <= READ_BYTES:  # excludes parts of records that a run does not read
-            text = "\n".join(document.text for document in corpus.documents())
-            size = len(text.encode())
+        files = Corpus(data.train, on_error="skip", max_line_bytes=data.max_line_bytes).files
+        size = sum(os.stat(file.path).st_size for file in files)
     except (GenesisError, OSError):
         return None
-    rows = size * (1 - (data.eval_fraction or 0)) / (_token_bytes(config, text[:COUNTED]) * data.seq_len)
+    if size <= READ_BYTES and (data.tokenizer or config.model.path):
+        with suppress(GenesisError), temporary_folder() as cache:
+            prepared = prepare_data(config, model_config(config), Output(None), cache)
+            sizes: dict[str, Any] = {"batch_size": train.batch_size, "seq_len": data.seq_len}
+            return total_steps(config, PackedLoader(prepared.train, **sizes, seed=train.seed))
+    rows = size * (1 - (data.eval_fraction or 0)) / (TOKEN_BYTES * data.seq_len)
     return int(train.epochs * rows / (train.batch_size * train.accumulation_steps)) if size else None
-
-
-def _token_bytes(config: Config, text: str) -> float:
-    """Return the bytes of a token of records like those in `text`, rather too many than too few."""
-    try:
-        found = Tokenizer.load(config.data.tokenizer or config.model.path or "").prompt(text)
-    except GenesisError:
-        return TOKEN_BYTES
-    return JSON * len(text.encode()) / len(found) if text else TOKEN_BYTES
 
 
 def _on_gpu(config: Config, asked: Choices, place: Place) -> Sized:

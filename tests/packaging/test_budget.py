@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_737, ("models/", "cli/", "configs/")),
+    "models and commands": (9_734, ("models/", "cli/", "configs/")),
     "docstrings": (15_413, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_052, ("tests/",)),
+    "tests": (93_085, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
