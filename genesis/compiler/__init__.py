@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
-from genesis.compiler.fuse import Fusion, Group, needs_memory, point_like, split_totals
+from genesis.compiler.fuse import Fusion, Group, point_like, split_totals
 from genesis.compiler.graph import Call, Graph, Value, Windows
 from genesis.compiler.program import BlockStep, Program, Step
 from genesis.errors import UsageError
@@ -31,11 +31,14 @@ def schedule(name: str, graph: Graph) -> Program:
 
     graph = Windows(split_totals(graph), is_point).graph if is_gpu else graph
     units = Fusion(graph, is_point, is_gpu).ordered() if len(devices) == 1 else graph.calls
+    in_memory = set(graph.results)
+    for unit in units:
+        in_memory |= {v for call in unit.calls for v in call.reads} - {v for call in unit.calls for v in call.outputs}
     # A group of one op runs the op's own kernel.
     steps = list[Step]()
     for unit in units:
         if isinstance(unit, Group) and (len(unit.calls) > 1 or unit.calls[0].op.family == "compiled"):
-            steps.append(make(unit, needs_memory(unit, graph)))
+            steps.append(make(unit, [call.outputs[0] for call in unit.calls if call.outputs[0] in in_memory]))
         else:
             steps.append(Step(unit.calls, unit.calls[0].reads, unit.calls[0].outputs))
     return Program(name, graph, steps)

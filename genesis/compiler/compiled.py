@@ -10,7 +10,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -43,6 +43,14 @@ compiled_functions: weakref.WeakSet[Compiled] = weakref.WeakSet()
 # --- Arguments and results --------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, unsafe_hash=True)
+class Leaf:
+    """A number, a string or another object of a structure; `key` compares objects by id, others by type and digits."""
+
+    value: Any = field(compare=False)
+    key: Any = field(repr=False)
+
+
 def flatten(x: Any, tensors: list[TensorBase]) -> Any:
     """Append the tensors of nested containers to `tensors`; return a hashable description of the structure."""
     if isinstance(x, TensorBase):
@@ -55,26 +63,7 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
         return (type(x), *[flatten(each, tensors) for each in x])
     if isinstance(x, dict):
         return (type(x), *[(key, flatten(each, tensors)) for key, each in x.items()])
-    return Leaf(x)
-
-
-class Leaf:
-    """A number, a string or another object of a structure; objects are compared by identity, others by their digits."""
-
-    __slots__ = ("is_object", "key", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.is_object = value, not isinstance(value, ATOMS)
-        self.key = id(value) if self.is_object else (type(value), repr(value))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Leaf) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
+    return Leaf(x, (type(x), repr(x)) if isinstance(x, ATOMS) else id(x))
 
 
 def rebuild(described: Any, tensors: list[Any]) -> Any:
@@ -174,11 +163,10 @@ def _reserve_draws(device: Device, draws: int) -> Array:
     words = np.array((offset, seed), np.uint64).view(np.int64)
     if base is None:
         return from_host(words, int64, device)
-    position = cast(Array, registry["copy"](base.array))
-    for i, word in enumerate(words.tolist()):  # during a capture, both are relative to the words in memory
-        part = position.view((1,), (1,), i)
-        registry["add"](part, word, out=part)
-    return position
+    # During a capture, both are relative to the words in memory.
+    first = base.array.offset
+    parts = [registry["add"](base.array.view((1,), (1,), first + i), word) for i, word in enumerate(words.tolist())]
+    return cast(Array, registry["cat"](*parts, dim=0))
 
 
 def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int | None]:
@@ -401,5 +389,5 @@ class CompiledModule(Module):
 def _objects(described: Any) -> list[Any]:
     """The objects of a structure that are neither tensors nor numbers."""
     if isinstance(described, Leaf):
-        return [described.value] if described.is_object else []
+        return [described.value] if isinstance(described.key, int) else []
     return [each for part in described[1:] for each in _objects(part)] if isinstance(described, tuple) else []

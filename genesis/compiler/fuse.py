@@ -66,7 +66,6 @@ class Group:
 
     @property
     def columns(self) -> int:
-        assert self.split is not None
         return numel(self.space[self.split :])
 
     # --- Whether a call may join --------------------------------------------------------------------------------------
@@ -273,13 +272,6 @@ def split_totals(graph: Graph) -> Graph:
             call = Call(registry["cast"], (y.window(out.shape, out.strides, 0),), {"dtype": out.dtype}, call.outputs)
         calls.append(call)
     return Graph(graph.inputs, calls, graph.outputs, graph.writes)
-
-
-def needs_memory(group: Group, graph: Graph) -> list[Value]:
-    """The values of a group that something outside reads, in order."""
-    inside = set(group.calls)
-    read = {v for call in graph.calls if call not in inside for v in call.reads} | set(graph.results)
-    return [c.outputs[0] for c in group.calls if c.outputs[0] in read]
 
 
 def point_like(call: Call) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 
 from genesis.array import Array
 from genesis.backend import Device
+from genesis.backend.cuda.dispatch import exact, is_value
 from genesis.dtypes import DType
 from genesis.op import Op, execute, registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -190,8 +191,6 @@ class Graph:
 
     def without_common_calls(self) -> Graph:
         """Return the graph with one call in place of equal ones."""
-        from genesis.backend.cuda.dispatch import exact, is_value
-
         first: dict[Any, Call] = {}
         same: dict[Value, Value] = {}
 

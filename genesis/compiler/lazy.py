@@ -8,13 +8,14 @@ that something still refers to. Autograd records the ops as in eager code. A pie
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
 from genesis.array import Array, allocated
 from genesis.autograd.graph import calling_line
+from genesis.autograd.modes import Switch, fixed_weights
+from genesis.autograd.modes import exact as exact_sums
 from genesis.backend import CPU, Device, mode
 from genesis.backend.cuda.dispatch import allow_tf32, exact, is_value
 from genesis.compiler.graph import Call, Graph, Value
@@ -41,17 +42,6 @@ def _is_exposed(x: Array) -> bool:
     if values is not None and sys.getrefcount(values) > 3:
         return True
     return sys.getrefcount(storage.block) > (2 if values is None else 3)  # type: ignore[attr-defined]
-
-
-@contextmanager
-def _under(grad: bool, is_exact: bool, fixed_weights: bool, tf32: bool) -> Iterator[None]:
-    """Inside the block, launch kernels under the settings under which ops were called."""
-    before = mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on
-    mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on = grad, is_exact, fixed_weights, tf32
-    try:
-        yield
-    finally:
-        mode.grad, mode.exact, mode.fixed_weights, allow_tf32.on = before
 
 
 class Piece:
@@ -228,7 +218,7 @@ class Recorder(Trace):
     def flush(self, reason: str) -> None:
         """Run the waiting ops."""
         graph, captured, made, function = self.graph, self.captured, self.made, self.function
-        settings = self.is_recorded, *self.settings
+        recorded, (_, fixed, tf32) = self.is_recorded, self.settings
         self._begin()
         kept = [i for i, m in enumerate(made) if [1 for r in m.arrays if r() is not None]]
         if not kept:
@@ -239,7 +229,12 @@ class Recorder(Trace):
         if len(function.pieces) < CALLS:
             function.pieces[key] = piece
         graph.calls = list(dict.fromkeys(graph.calls))
-        with tracing(None), _under(*settings):
-            results = piece.run(graph, tuple([x for x, _ in captured]), function)
+        # Launch kernels under the settings under which the ops were called; none waits in `exact`.
+        outer = allow_tf32.set(tf32)
+        try:
+            with tracing(None), Switch(recorded), exact_sums(False), fixed_weights(fixed):
+                results = piece.run(graph, tuple([x for x, _ in captured]), function)
+        finally:
+            allow_tf32.set(outer)
         for i, result in zip(kept, results, strict=True):
             made[i].become(result.storage)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from genesis.array import Array, Spec, empty, from_numpy
-from genesis.backend import Device
+from genesis.backend import CPU
 from genesis.backend.cpu import parallel
 from genesis.compiler.fuse import Group
 from genesis.compiler.graph import Call, Graph, Value
@@ -17,7 +17,7 @@ from genesis.dtypes import uint8
 from genesis.op import Op, execute, registry
 from genesis.ops.blocks import as_type, is_narrow
 from genesis.ops.shape import extent
-from genesis.shapes import contiguous_strides, numel
+from genesis.shapes import is_contiguous, numel
 
 ALIGNMENT = 256  # bytes
 WARM_UP = 2  # calls before the capture, which compile kernels and show which inputs stay at their addresses
@@ -167,6 +167,7 @@ class Program:
         own = set(graph.inputs)
         # A new value of an input is stored into the input itself at the end, unless it is also a result.
         self.results = list(dict.fromkeys(v.root for v in graph.outputs if v.root not in own))
+        self.device = next((v.device for v in (*self.results, *(new for _, new in graph.writes))), CPU)
         self.changed = tuple(graph.inputs.index(old) for old, _ in graph.writes)
         self.in_place = {new: old for old, new in graph.writes if self._may_overwrite(old, new)}
         kept = {*self.inputs, *self.results, *self.in_place}
@@ -177,14 +178,11 @@ class Program:
             if v not in kept
         }
         self.offsets, self.nbytes = places_of([(s.reads, s.results) for s in self.steps], sizes, graph.results)
-        specs = tuple(Spec(v.shape if is_plain(v) else (extent(v.shape, v.strides),), v.dtype) for v in self.results)
-        self.op = Op(
-            name, self._run, lambda *_: specs, mutates=self.changed, family="compiled", cuda_impl=self._run
-        )  # fmt: skip
-
-    @property
-    def device(self) -> Device:
-        return (self.results or [new for _, new in self.graph.writes])[0].device
+        specs = tuple([
+            Spec(v.shape if is_contiguous(v.shape, v.strides) else (extent(v.shape, v.strides),), v.dtype)
+            for v in self.results
+        ])  # fmt: skip
+        self.op = Op(name, self._run, lambda *_: specs, mutates=self.changed, family="compiled", cuda_impl=self._run)
 
     def launch(self, inputs: Sequence[Array]) -> tuple[Array, ...]:
         """Run the op; return the arrays of `results`."""
@@ -239,11 +237,6 @@ class Program:
             and all(call.op.elementwise and call.outputs[0].shape == new.shape for call in readers)
             and all(x is old for call in readers for x in call.inputs if isinstance(x, Value) and x.root is old)
         )
-
-
-def is_plain(v: Value) -> bool:
-    """Whether a root has the layout that an op allocates."""
-    return v.strides == contiguous_strides(v.shape) or 0 in v.shape
 
 
 # --- mode="reduce-overhead" -------------------------------------------------------------------------------------------

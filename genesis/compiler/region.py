@@ -15,7 +15,8 @@ from weakref import ref
 
 from genesis.array import Array, Spec
 from genesis.autograd.double import Tape
-from genesis.autograd.graph import Edge, Node
+from genesis.autograd.engine import run_backward
+from genesis.autograd.graph import BaseNode, Edge, Node
 from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node, taped
 from genesis.backend import mode
 from genesis.compiler.graph import Call, Graph, Value
@@ -126,11 +127,8 @@ def _backward(
     trace: Trace, outputs: Sequence[TensorBase], sources: Sequence[Edge]
 ) -> tuple[list[Value], list[Value | None]]:
     """Trace the backward pass; return the values of the incoming and of the resulting gradients."""
-    from genesis.autograd.engine import run_backward
-
     with active(trace):
-        arrays = [t.array for t in outputs]
-        seeds = [trace.input(Value.new(x.shape, x.dtype, x.device)) for x in arrays]
+        seeds = [trace.input(Value.new(*t.array.spec, t.array.device)) for t in outputs]
         roots = [(edge, seed) for t, seed in zip(outputs, seeds, strict=True) if (edge := t.edge()) is not None]
         grads = run_backward(roots, retain_graph=True, capture=list(sources))
     return [trace.read(s) for s in seeds], [None if g is None else trace.read(g) for g in grads]
@@ -138,8 +136,7 @@ def _backward(
 
 def tape_ends(outputs: Sequence[TensorBase], began: int) -> list[Edge]:
     """Return the edges at which the tape that was recorded after node number `began` ends, in order of discovery."""
-    ends: dict[Edge, None] = {}
-    seen = set()
+    ends, seen = dict[Edge, None](), set[BaseNode]()
     stack = [edge for t in outputs if (edge := t.edge()) is not None]
     while stack:
         edge = stack.pop()

@@ -37,6 +37,7 @@ from genesis.kernels.elements import (
     work_type,
 )
 from genesis.kernels.formulas import jit_source, literal, tile_function
+from genesis.kernels.pointwise import random
 from genesis.kernels.pointwise.elementwise import Expression, expression, identity, scalar_argument
 from genesis.op import registry
 from genesis.shapes import Shape, broadcast_strides, contiguous_strides, numel
@@ -168,9 +169,7 @@ def accumulator(call: Call) -> DType:
     if call.op.name in ("any", "all"):
         return bool_
     dtype: DType = call.inputs[0].dtype
-    if call.op.name in ("amax", "amin"):
-        return work_type(dtype)
-    return work_type(dtype) if dtype.is_floating_point else int64
+    return work_type(dtype) if dtype.is_floating_point or call.op.name in ("amax", "amin") else int64
 
 
 class _Writer:
@@ -376,8 +375,6 @@ class _Writer:
 
     def dropout(self, call: Call) -> None:
         """Write a dropout. The four words of a counter decide on four neighbours in row-major order."""
-        from genesis.kernels.pointwise import random
-
         (x, position), out, space, k = call.inputs, call.outputs[0], self.group.space, self.group.split
         work, p = work_type(out.dtype), call.attrs["p"]
         lift = self.group.lift(call)

@@ -205,9 +205,7 @@ class Trace:
     def _place(self, x: Array) -> tuple[Value, int]:
         """Return the root value that an array views, and the offset of its first element."""
         if isinstance(x.storage, Pending):
-            value = x.storage.value
-            assert value is not None
-            return value, x.offset
+            return x.storage.value, x.offset
         index = self._slot(x)
         return self._now[index], x.offset - self.captured[index][0].offset
 
@@ -271,11 +269,11 @@ class Trace:
         """Let the results of a call, or `out`, hold these values; return them."""
         if out is None:
             return tuple([self.fake(v) for v in values])
-        targets = out if isinstance(out, tuple) else (out,)
-        for value, x in zip(values, targets, strict=True):
+        pairs = list(zip(values, out if isinstance(out, tuple) else (out,), strict=True))
+        for value, x in pairs:
             if x is not None:
                 self.write(x, value)
-        return tuple(self.fake(v) if x is None else x for v, x in zip(values, targets, strict=True))
+        return tuple([self.fake(v) if x is None else x for v, x in pairs])
 
     def changed(self) -> list[tuple[Value, Value]]:
         """The arguments and captured arrays that the function changed, as pairs of their first and last value."""
