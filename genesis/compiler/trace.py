@@ -363,7 +363,8 @@ def decomposed(graph: Graph) -> Graph:
             continue
         arrays = [x.within(trace.fake(x.root)) if isinstance(x, Value) else x for x in inputs]
         with active(trace):
-            simpler[call.outputs[0]] = trace.read(simple(*arrays, **call.attrs))
+            result = simpler[call.outputs[0]] = trace.read(simple(*arrays, **call.attrs))
+        result.strides = call.outputs[0].strides  # an op in place stores in the order of its operand
     outputs = [renamed(v, simpler) for v in graph.outputs]
     return Graph(graph.inputs, trace.graph.calls, outputs, [(a, renamed(b, simpler)) for a, b in graph.writes])
 

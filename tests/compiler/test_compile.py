@@ -273,7 +273,7 @@ def momentum(p: Any, g: Any, m: Any) -> Any:
 def swapped(p: Any, g: Any, m: Any) -> None:
     a = p + g
     m.copy_(p * 2 - m.flip(0))
-    p.copy_(a + p)
+    p.copy_(F.silu((a + p).t(), inplace=True).t())
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
