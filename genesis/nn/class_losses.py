@@ -13,7 +13,7 @@ from genesis.functions.create import arange, zeros
 from genesis.functions.index import gather, index_select, scatter_add
 from genesis.functions.surface import array_of, layer_function
 from genesis.nn.activation_functions import check_float, logsigmoid
-from genesis.nn.losses import IGNORE, OldReduction, check_reduction, reduced, reduction_of
+from genesis.nn.losses import IGNORE, OldReduction, reduced, reduction_of
 from genesis.tensor import Tensor
 
 
@@ -36,7 +36,6 @@ def nll_loss(
         ignore_index: label of rows without a loss.
     """
     reduction = reduction_of(size_average, reduce, reduction)
-    check_reduction(reduction)
     check_float("nll_loss", input)
     if array_of(target, "nll_loss").dtype.category != INTEGER:
         raise DTypeError(f"nll_loss takes integer labels, got {target.dtype.name}")
@@ -79,7 +78,6 @@ def multi_margin_loss(
     """
     name = "multi_margin_loss"
     reduction = reduction_of(size_average, reduce, reduction)
-    check_reduction(reduction)
     check_float(name, input)
     if p not in (1, 2):
         raise UsageError(f"{name}: p is {p}", next="use 1 or 2")
@@ -114,7 +112,6 @@ def multilabel_margin_loss(
     """
     name = "multilabel_margin_loss"
     reduction = reduction_of(size_average, reduce, reduction)
-    check_reduction(reduction)
     check_float(name, input)
     if input.ndim > 2 or input.shape != target.shape or (input.ndim and not input.shape[-1]):
         raise ShapeError(f"{name} takes two tensors [N, C], got {input.shape} and {target.shape}")
@@ -146,7 +143,6 @@ def multilabel_soft_margin_loss(
 ) -> Tensor:
     """Mean over classes of -w·(t·log σ(x) + (1 - t)·log σ(-x)) for targets t in [0, 1] of input's shape."""
     reduction = reduction_of(size_average, reduce, reduction)
-    check_reduction(reduction)
     losses = -(target * logsigmoid(input) + (1 - target) * logsigmoid(-input))
     if weight is not None:
         losses = losses * weight

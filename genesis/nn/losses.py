@@ -57,19 +57,16 @@ def reduction_of(size_average: bool | None, reduce: bool | None, reduction: str)
     return "sum" if size_average is False else "mean"
 
 
-def check_reduction(reduction: str) -> None:
-    """Raise UsageError for an unknown reduction."""
-    if reduction not in ("mean", "sum", "none"):
-        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
-
-
 def reduced(losses: Tensor, reduction: str, count: Any = None) -> Tensor:
-    """Return all losses, their sum, or their sum divided by `count`, which is their number by default."""
-    check_reduction(reduction)
+    """Return all losses, their sum, or their sum divided by `count`, which is their number by default.
+    Raises UsageError for an unknown reduction.
+    """
     if reduction == "none":
         return losses
     if reduction == "sum":
         return losses.sum()
+    if reduction != "mean":
+        raise UsageError(f"reduction is {reduction!r}", next='use "mean", "sum" or "none"')
     return losses.mean() if count is None else losses.sum() / count
 
 

@@ -18,7 +18,7 @@ from genesis.functions.create import full_like
 from genesis.functions.surface import array_of, layer_function
 from genesis.nn.activation_functions import check_float, wide
 from genesis.nn.distance_functions import pairwise_distance
-from genesis.nn.losses import OldReduction, broadcast_pair, check_reduction, reduced, reduction_of
+from genesis.nn.losses import OldReduction, broadcast_pair, reduced, reduction_of
 from genesis.tensor import Tensor
 
 # --- Differences ------------------------------------------------------------------------------------------------------
@@ -26,7 +26,6 @@ from genesis.tensor import Tensor
 
 def _weighted(name: str, losses: Tensor, weight: Tensor | None, input: Tensor, reduction: str, by_sum: bool) -> Tensor:
     """Reduce losses times an optional weight of input's shape; `by_sum`: the mean divides by the weight's sum."""
-    check_reduction(reduction)
     if weight is None:
         return ew.to_dtype(reduced(losses, reduction), losses.dtype)  # type: ignore[no-any-return]
     if array_of(weight, name).shape != input.shape:
@@ -127,7 +126,6 @@ def gaussian_nll_loss(
         full: add the constant log(2π)/2.
     """
     name = "gaussian_nll_loss"
-    check_reduction(reduction)
     check_float(name, input)
     given = var if isinstance(var, Tensor) else full_like(input, var)
     if bool(reductions.any(given < 0).item()):
@@ -155,7 +153,6 @@ def poisson_nll_loss(
 ) -> Tensor:
     """e^x - t·x with `log_input`, else x - t·log(x + eps). `full` adds log t!, by Stirling, where t > 1."""
     reduction = reduction_of(size_average, reduce, reduction)
-    check_reduction(reduction)
     losses = pw.exp(input) - target * input if log_input else input - target * pw.log(input + eps)
     if full:
         safe = ew.where(target > 1, target, 1)
@@ -301,7 +298,6 @@ def triplet_margin_with_distance_loss(
 def _triplets(
     name: str, triplet: tuple[Tensor, Tensor, Tensor], distance: Distance, margin: float, swap: bool, reduction: str
 ) -> Tensor:
-    check_reduction(reduction)
     anchor, positive, negative = triplet
     if margin <= 0:
         raise UsageError(f"{name}: margin is {margin}, and must be greater than 0")
