@@ -174,8 +174,8 @@ class Op:
             activation and sums inside compute in fp32 and round once); "fp32": ops that need range or sums; "widest":
             the widest dtype of the inputs; empty: inputs stay unchanged.
         autocast_inputs: number of leading inputs that `autocast` casts; None for all.
-        plain: `plain(*inputs, **attrs)` computes the outputs of an op without vjp by other ops on arrays. A second
-            backward pass differentiates it instead. It must not read auxiliary outputs of forward, except as constants.
+        plain: `plain(*inputs, **attrs)` computes the outputs by other ops on arrays, without reading auxiliary outputs
+            of forward, except as constants. A second backward pass differentiates it if the op has no vjp.
         formula: numpy function of an elementwise op's operands, from which its kernel is generated
             (`genesis.ops.formula`); None if the CUDA implementation is written by hand.
         swept: numpy function of the operands and `out` that the reference runs in the result's dtype

@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -25,8 +24,8 @@ from genesis.dtypes import DType, float32, float64
 from genesis.errors import UsageError
 from genesis.op import Op, common_device, current_tracer, execute, registry, tracing
 from genesis.ops.formula import by_ops
-from genesis.ops.shape import extent, reshaped
-from genesis.shapes import Shape, is_dense, normalize_axes, numel, reduced_shape
+from genesis.ops.shape import extent
+from genesis.shapes import Shape, is_dense, normalize_axes, numel
 
 
 class Break(BaseException):
@@ -325,31 +324,8 @@ def contains(outer: Array, inner: Array) -> bool:
 # --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------
 
 
-def _softmax(x: Array, dim: int = -1, *, log: bool) -> Array:
-    """e^(x - max) / Σ e^(x - max), or its logarithm."""
-    kept: dict[str, Any] = {"axes": (dim,), "keepdim": True}
-    shifted = registry["sub"](x, registry["amax"](x, **kept))
-    powers = registry["exp"](shifted)
-    total = registry["sum"](powers, **kept)
-    result: Array = registry["sub"](shifted, registry["log"](total)) if log else registry["div"](powers, total)
-    return result
-
-
-def _logsumexp(x: Array, axes: Any = None, keepdim: bool = False) -> Array:
-    """max + log Σ e^(x - max); the shift of an infinite maximum is 0."""
-    dims = normalize_axes(axes, x.ndim)
-    highest = registry["amax"](x, axes=dims, keepdim=True)
-    finite = registry["where"](registry["isfinite"](highest), highest, 0.0)
-    total = registry["sum"](registry["exp"](registry["sub"](x, finite)), axes=dims, keepdim=True)
-    result: Array = registry["add"](registry["log"](total), finite)
-    return result if keepdim else reshaped(result, reduced_shape(x.shape, dims, keepdim=False))
-
-
 _BACKWARD = ("softmax_backward", "log_softmax_backward")
-_DECOMPOSITIONS: dict[str, Callable[..., Array] | None] = {
-    "softmax": partial(_softmax, log=False), "log_softmax": partial(_softmax, log=True), "logsumexp": _logsumexp,
-    **{name: registry[name].plain for name in _BACKWARD},
-}  # fmt: skip
+_PASSES = ("softmax", "log_softmax", "logsumexp", *_BACKWARD)  # a kernel of rows holds all passes of these ops
 
 
 def decomposed(graph: Graph) -> Graph:
@@ -376,12 +352,12 @@ def decomposition(call: Call) -> Callable[..., Array] | None:
     temporaries lie in the memory of a block and backward reads exponentials of forward. With 2-byte floats the steps
     would round more often than the op.
     """
-    function, out = _DECOMPOSITIONS.get(call.op.name), call.outputs[0]
+    out = call.outputs[0]
     if out.device.type == "cpu":
         is_activation = call.op.family == "activation" and call.op.elementwise and out.dtype in (float32, float64)
         is_exact = is_activation and all(x.dtype is out.dtype for x in call.inputs)
         return by_ops(call.op.formula) if is_exact and call.op.formula is not None else None
-    if function is None or not call.inputs[0].size:
+    if call.op.name not in _PASSES or not call.inputs[0].size:
         return None
     x, ndim = call.inputs[0], len(call.inputs[0].shape)
     if call.op.name in _BACKWARD and call.inputs[1].dtype is not x.dtype:
@@ -389,4 +365,4 @@ def decomposition(call: Call) -> Callable[..., Array] | None:
     axes = normalize_axes(call.attrs.get("axes", call.attrs.get("dim", -1)), ndim)
     columns = numel([x.shape[a] for a in axes])
     is_trailing = tuple(axes) == tuple(range(ndim - len(axes), ndim))
-    return function if is_trailing and columns <= longest_row(x.size // columns) else None
+    return call.op.plain if is_trailing and columns <= longest_row(x.size // columns) else None

@@ -20,7 +20,7 @@ from genesis.dtypes import FLOAT, DType, bool_, default_dtype, int64, uint8
 from genesis.errors import DimensionError, DTypeError, IndexRangeError, ShapeError
 from genesis.op import Context, Grads, Op, op, registry
 from genesis.ops.blocks import arrange, as_type, is_narrow, reduce_into, reduce_tiles, store_kept, work_type
-from genesis.ops.elementwise import abs, arange, copy, div, eq, exp, mul, pow, sign, sub, where
+from genesis.ops.elementwise import abs, add, arange, copy, div, eq, exp, isfinite, log, mul, pow, sign, sub, where
 from genesis.shapes import Shape, broadcast_strides, normalize_axes, normalize_axis, numel, reduced_shape
 
 Axes = int | tuple[int, ...] | None
@@ -457,10 +457,18 @@ def _logsumexp_vjp(ctx: Context, g: Array) -> Grads:
     return (mul(_repeat(ctx, g), exp(sub(x, _repeat(ctx, where(eq(y, -math.inf), 0.0, y))))),)
 
 
+def _logsumexp_plain(x: Array, axes: Axes = None, keepdim: bool = False) -> Array:
+    highest = amax(x, axes=axes, keepdim=True)
+    shift = where(isfinite(highest), highest, 0.0)
+    kept = add(log(sum(exp(sub(x, shift)), axes=axes, keepdim=True)), shift)
+    return _reshaped(kept, reduced_shape(x.shape, normalize_axes(axes, x.ndim), keepdim))
+
+
 @op(
     "logsumexp",
     _rule("logsumexp", lambda dtype: dtype if dtype.category == FLOAT else default_dtype()),
     vjp=_logsumexp_vjp,
+    plain=_logsumexp_plain,
     saves=(0, "out"),
     flops=lambda inputs, outputs, attrs: 6 * inputs[0].size,
     autocast="fp32",

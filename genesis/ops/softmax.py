@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from genesis.array import Array, Spec
 from genesis.errors import DTypeError
-from genesis.op import gradient_like, op, registry, through
+from genesis.op import Op, gradient_like, op, registry, through
 from genesis.ops.blocks import each_block, upcast
-from genesis.ops.elementwise import exp, mul, sub
+from genesis.ops.elementwise import div, exp, log, mul, sub
 from genesis.shapes import normalize_axis
 
 
@@ -57,56 +59,47 @@ def _log_softmax_rows(x: np.ndarray) -> np.ndarray:
     return y
 
 
-def _total(x: Array, dim: int) -> Array:
-    total: Array = registry["sum"](x, axes=dim, keepdim=True) if x.ndim else x
-    return total
+def _reduced(name: str, x: Array, dim: int) -> Array:
+    return registry[name](x, axes=dim, keepdim=True) if x.ndim else x
 
 
-@op(
-    "softmax",
-    _infer,
-    vjp=through("softmax_backward"),
-    saves=("out",),
-    flops=lambda i, o, a: 5 * o[0].size,
-    autocast="fp32",
-    torch="torch.softmax",
-)
+def _plain(x: Array, dim: int) -> Array:
+    powers = exp(sub(x, _reduced("amax", x, dim)))
+    return div(powers, _reduced("sum", powers, dim))
+
+
+def _log_plain(x: Array, dim: int) -> Array:
+    shifted = sub(x, _reduced("amax", x, dim))
+    return sub(shifted, log(_reduced("sum", exp(shifted), dim)))
+
+
+def _backward(name: str, plain: Callable[..., Array]) -> Callable[..., Op]:
+    facts: dict[str, Any] = {"flops": lambda i, o, a: 4 * o[0].size, "plain": plain}
+    return op(name, lambda g, y, dim: gradient_like(name, g, y), **facts)
+
+
+_forward = functools.partial(op, infer=_infer, saves=("out",), flops=lambda i, o, a: 5 * o[0].size, autocast="fp32")
+
+
+@_forward("softmax", vjp=through("softmax_backward"), plain=_plain, torch="torch.softmax")
 def softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     """y = e^(x - max x) / Σ e^(x - max x) along `dim`."""
     _rowwise(_softmax_rows, out, x, dim=dim)
 
 
-@op(
-    "softmax_backward",
-    lambda g, y, dim: gradient_like("softmax_backward", g, y),
-    flops=lambda i, o, a: 4 * o[0].size,
-    plain=lambda g, y, dim: mul(y, sub(g, _total(mul(g, y), dim))),
-)
+@_backward("softmax_backward", lambda g, y, dim: mul(y, sub(g, _reduced("sum", mul(g, y), dim))))
 def softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = y·(g - Σ g·y)."""
     _rowwise(lambda g, y: y * (g - (g * y).sum(axis=-1, keepdims=True)), out, g, y, dim=dim)
 
 
-@op(
-    "log_softmax",
-    _infer,
-    vjp=through("log_softmax_backward"),
-    saves=("out",),
-    flops=lambda i, o, a: 5 * o[0].size,
-    autocast="fp32",
-    torch="torch.log_softmax",
-)
+@_forward("log_softmax", vjp=through("log_softmax_backward"), plain=_log_plain, torch="torch.log_softmax")
 def log_softmax(out: np.ndarray, x: np.ndarray, dim: int) -> None:
     """y = x - max x - log Σ e^(x - max x) along `dim`."""
     _rowwise(_log_softmax_rows, out, x, dim=dim)
 
 
-@op(
-    "log_softmax_backward",
-    lambda g, y, dim: gradient_like("log_softmax_backward", g, y),
-    flops=lambda i, o, a: 4 * o[0].size,
-    plain=lambda g, y, dim: sub(g, mul(exp(y), _total(g, dim))),
-)
+@_backward("log_softmax_backward", lambda g, y, dim: sub(g, mul(exp(y), _reduced("sum", g, dim))))
 def log_softmax_backward(out: np.ndarray, g: np.ndarray, y: np.ndarray, dim: int) -> None:
     """dx = g - e^y·Σ g."""
     _rowwise(lambda g, y: g - np.exp(y) * g.sum(axis=-1, keepdims=True), out, g, y, dim=dim)
