@@ -29,9 +29,9 @@ from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
 from genesis.compiler.state import ATOMS, State
 from genesis.compiler.trace import Break, Lazy, Trace, active
+from genesis.complexes import ComplexTensor
 from genesis.dtypes import default_dtype, int64
 from genesis.errors import UsageError
-from genesis.nn.hooks import changes
 from genesis.nn.module import Module
 from genesis.op import current_tracer, registry
 
@@ -53,6 +53,8 @@ class Leaf:
 
 def flatten(x: Any, tensors: list[TensorBase]) -> Any:
     """Append the tensors of nested containers to `tensors`; return a hashable description of the structure."""
+    if isinstance(x, ComplexTensor):
+        return (ComplexTensor, flatten(x.pairs, tensors))
     if isinstance(x, TensorBase):
         for i, seen in enumerate(tensors):
             if seen is x:
@@ -76,7 +78,7 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
     if issubclass(kind, dict):
         return kind((key, rebuild(each, tensors)) for key, each in described[1:])
     parts = [rebuild(each, tensors) for each in described[1:]]
-    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    return kind(*parts) if kind is ComplexTensor or hasattr(kind, "_fields") else kind(parts)
 
 
 def layout(t: TensorBase) -> tuple[Any, ...]:
@@ -205,14 +207,14 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
         stand_in._requires_grad = t.requires_grad
         fakes.append(stand_in)
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
-    arguments = [(t.array, t._requires_grad, t._grad is None) for t in fakes]
+    arguments = [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes]
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: compiled.function(*args, **kwargs), trace, device)
-    if changes.count != state.version or not state.holds() or not state.tensors_hold():
+    if not state.holds() or not state.tensors_hold():
         raise Break("changes what it reads: an attribute, a list, a variable, or a tensor's data or gradient")
-    if [(t.array, t._requires_grad, t._grad is None) for t in fakes] != arguments:
-        raise Break("changes an argument's data, gradient or requires_grad")
+    if [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes] != arguments:
+        raise Break("changes an argument's data, gradient or requires_grad, or in place while gradients are recorded")
     outputs: list[TensorBase] = []
     structure = flatten(result, outputs)
     if _objects(structure):
@@ -312,10 +314,8 @@ class Compiled:
         return result
 
     def _refusal(self, stop: Break) -> UsageError:
-        return UsageError(
-            f"{self.name} {stop.reason}, which fullgraph=True does not allow", where=stop.line,
-            next="remove it, or pass fullgraph=False",
-        )  # fmt: skip
+        what = f"{self.name} {stop.reason}, which fullgraph=True does not allow"
+        return UsageError(what, where=stop.line, next="remove it, or pass fullgraph=False")
 
     def _compare(self, entry: Entry, described: Any, tensors: list[TensorBase]) -> None:
         """Trace the function once more and compare. Raises UsageError for another graph."""
@@ -325,10 +325,9 @@ class Compiled:
             now = [f"{stop.reason}, in {stop.line}"]
         for new, old in itertools.zip_longest(now, entry.lines(), fillvalue="nothing"):
             if new != old:
-                raise UsageError(
-                    f"{self.name} computes something else than when it was traced: now {new}, before {old}",
-                    next="pass what changed as an argument, or call genesis.compiler.reset() after the change",
-                )
+                what = f"{self.name} computes something else than when it was traced: now {new}, before {old}"
+                action = "pass what changed as an argument, or call genesis.compiler.reset() after the change"
+                raise UsageError(what, next=action)
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""

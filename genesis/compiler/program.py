@@ -234,8 +234,8 @@ class Program:
         return (
             not any(old in step.reads for step in self.steps[makers[0] + 1 :])
             and not any(new in call.outputs for call in (calls[: calls.index(readers[-1])] if readers else ()))
-            and all(call.op.elementwise and call.outputs[0].shape == new.shape for call in readers)
-            and all(x is old for call in readers for x in call.inputs if isinstance(x, Value) and x.root is old)
+            and all(c.op.elementwise or (c.op.name == "index_put" and old not in c.reads[1:]) for c in readers)
+            and all(x is old and x.shape == c.outputs[0].shape for c in readers for x in c.operands if x.root is old)
         )
 
 

@@ -21,7 +21,7 @@ from genesis.autograd.record import AccumulateNode, TensorBase, _edges, _node, t
 from genesis.backend import mode
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program, Replayed
-from genesis.compiler.trace import Break, Trace, active, decomposed
+from genesis.compiler.trace import Trace, active, decomposed
 from genesis.errors import GradientError
 from genesis.op import Context, current_tracer, registry
 
@@ -50,8 +50,6 @@ class Region:
         values = [trace.read(t.array) for t in outputs]
         self.differentiable = [i for i, t in enumerate(outputs) if sources and t.edge() is not None]
         writes, arguments = trace.changed(), list(trace.graph.inputs)
-        if writes and sources:
-            raise Break("changes its inputs in place while gradients are recorded")
         seeds, grads = list[Value](), list[Value | None]()
         if self.differentiable:
             seeds, grads = _backward(trace, [outputs[i] for i in self.differentiable], [e for e, _ in sources])
@@ -65,6 +63,10 @@ class Region:
         if self.differentiable:
             self.saved, later = saved_values(self.joint, inputs, self.values, gradients)
             self.programs.append(schedule(f"{name} backward", Graph([*self.saved, *seeds], later, gradients)))
+            # Forward stores copies of what backward reads and it changes in place.
+            copies = {old: Value.like(old) for old, _ in self.joint.writes if old in self.saved}
+            self.joint.calls[:0] = [Call(registry["copy"], (old,), {}, (v,)) for old, v in copies.items()]
+            self.saved = [copies.get(v, v) for v in self.saved]
             self.gradient_inputs = [i for (_, i), g in zip(sources, grads, strict=True) if g is not None]
         graph = Graph(inputs, self.joint.calls, [*self.values, *self.saved], self.joint.writes)
         forward = schedule(name, graph.without_dead_calls())
@@ -115,7 +117,7 @@ class Region:
         for x, (kept, version, edge) in zip(ctx.inputs, ctx.attrs["inputs"], strict=True):
             if x is None:
                 x = kept()
-                if x is None or x.storage.version != version:
+                if x is None or x.storage.version != version or self.programs[0].changed:
                     what = f"{self.programs[0].op.name}: its second derivative needs an input that was freed or changed"
                     raise GradientError(what, next="keep the input, or call the function without compile")
                 x = taped(x, edge, current_tracer()) if edge is not None else x

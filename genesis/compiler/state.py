@@ -21,6 +21,7 @@ import numpy as np
 from genesis.autograd.record import TensorBase
 from genesis.backend import Device
 from genesis.compiler.trace import Break
+from genesis.complexes import ComplexTensor
 from genesis.dtypes import DType
 from genesis.nn.hooks import changes, everywhere
 from genesis.nn.module import Module
@@ -45,7 +46,6 @@ GUARDED = (
 )  # fmt: skip
 ATOMS = (int, float, complex, bool, str, bytes, type(None), DType, Device, type(Ellipsis), slice, range)
 LIMIT = 20_000  # objects; a function that reaches more is not traced
-_COMPARED = frozenset((int, float, complex, bool, str, bytes, slice, range, DType, Device))
 _Guard = tuple[Callable[..., Any], tuple[Any, ...], Any]  # a function, its arguments, and what it returned
 
 
@@ -54,9 +54,8 @@ def _all_hold(guards: list[_Guard]) -> bool:
     try:
         for read, arguments, then in guards:
             now = read(*arguments)
-            if now is not then and (
-                type(now) is not type(then) or type(now) not in _COMPARED or repr(now) != repr(then)  # -0.0 is not 0.0
-            ):
+            # Digits are compared because -0.0 equals 0.0.
+            if now is not then and (type(now) is not type(then) or type(now) not in ATOMS or repr(now) != repr(then)):
                 return False
     except (AttributeError, ValueError):  # deleted
         return False
@@ -99,13 +98,10 @@ class State:
 
     def holds(self) -> bool:
         """Whether no guarded fact has changed."""
-        if not _all_hold(self._guards):
-            return False
-        if self.version != changes.count:
-            if not _all_hold(self._module_guards):
-                return False
-            self.version = changes.count
-        return True
+        count = changes.count
+        if self.version != count and _all_hold(self._module_guards):
+            self.version = count
+        return self.version == count and _all_hold(self._guards)
 
     def restore(self) -> None:
         """Undo the changes of a trace that failed, because the function will run again."""
@@ -154,7 +150,9 @@ class State:
         """Guard what the code may read of an object, and visit it. The reference to the object is guarded already."""
         if isinstance(x, ATOMS):
             return
-        if isinstance(x, TensorBase):
+        if isinstance(x, ComplexTensor):
+            self._visit(x.pairs)
+        elif isinstance(x, TensorBase):
             if self._new(x):
                 self.tensors.append(x)
         elif isinstance(x, types.MethodType):

@@ -229,7 +229,9 @@ class Trace:
         """Record a call and return arrays without memory. Raises Break for an op that a graph cannot hold."""
         if op.view is not None:
             return (lazy(op.view(*inputs, **attrs)),)
-        if op.mutates:
+        if op.name == "index_put_":
+            op, out = registry["index_put"], inputs[0]
+        elif op.mutates:
             raise Break(f"calls {op.name}, which changes its inputs")
         if settings_of_sums() != self.settings:
             raise Break("changes genesis.exact, genesis.fixed_weights or the precision of float32 matmuls")

@@ -60,19 +60,18 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """Vectors `[…, num_classes]` of int64 with a 1 at each label and 0 elsewhere.
 
-    The default of `num_classes` is the largest label plus 1; finding it, and checking the labels, waits for a device.
+    The default of `num_classes` is the largest label plus 1; finding it waits for a device.
     """
     if array_of(tensor, "one_hot").dtype is not int64:
         raise DTypeError(f"one_hot takes int64 labels, got {tensor.dtype.name}", next="cast with .long()")
-    if not tensor.numel():
-        if num_classes <= 0:
-            raise ShapeError("one_hot: no labels, and num_classes is not given", next="pass num_classes")
-        return zeros(*tensor.shape, num_classes, dtype=int64, device=tensor.device)  # type: ignore[no-any-return]
-    low, high = int(reduce.amin(tensor).item()), int(reduce.amax(tensor).item())
-    count = high + 1 if num_classes == -1 else num_classes
-    if low < 0 or high >= count:
-        raise IndexRangeError(f"one_hot: labels are {low} to {high}, and must be between 0 and {count - 1}")
-    return (tensor.unsqueeze(-1) == arange(count, device=tensor.device)).to(int64)  # type: ignore[no-any-return]
+    if not tensor.numel() and num_classes <= 0:
+        raise ShapeError("one_hot: no labels, and num_classes is not given", next="pass num_classes")
+    classes = arange(int(reduce.amax(tensor).item()) + 1 if num_classes == -1 else num_classes, device=tensor.device)
+    try:
+        labels = apply(index_ops.embedding, tensor, classes.unsqueeze(-1))  # [..., 1]; its kernel checks the labels
+    except IndexRangeError:
+        raise IndexRangeError(f"one_hot: a label is not between 0 and {len(classes) - 1}") from None
+    return (labels == classes).to(int64)  # type: ignore[no-any-return]
 
 
 @public(method=False, nn=True)

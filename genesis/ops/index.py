@@ -228,7 +228,8 @@ def index_put(
     If indices repeat, the last write wins; with `accumulate`, all are added in order of position. `along` means that
     every other dimension is indexed by its own positions, so that sums along `along` are independent of each other.
     """
-    np.copyto(out, x)
+    if out is not x:  # a compiled function passes x itself if nothing else reads it
+        np.copyto(out, x)
     _put(out, values, _within(indices, x.shape, dims, named), dims, accumulate)
 
 

@@ -208,7 +208,7 @@ def _scatter_rows(
 
 
 def _scatter(
-    op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, accumulate: bool,
+    op: str, target: Array, values: Any, indices: tuple[Array, ...], dims: Shape, accumulate: bool = False,
     named: Shape | None = None, add: bool = True, along: int | None = None,
 ) -> None:  # fmt: skip
     """Write `values` at the indices of `target`, or add them with `accumulate`, in order of position."""
@@ -258,12 +258,10 @@ def index_get_backward(out: Array, g: Array, *indices: Array, dims: Shape, shape
 
 
 @cuda_impl("index_put")
-def index_put(
-    out: Array, x: Array, values: Any, *indices: Array, dims: Shape, accumulate: bool = False,
-    named: Shape | None = None, along: int | None = None,
-) -> None:  # fmt: skip
-    copy(out, x)
-    _scatter("index_put", out, values, indices, dims, accumulate, named, along=along)
+def index_put(out: Array, x: Array, values: Any, *indices: Array, **how: Any) -> None:
+    if out is not x:
+        copy(out, x)
+    _scatter("index_put", out, values, indices, **how)
 
 
 @cuda_impl("index_put_")
