@@ -48,13 +48,11 @@ class Pool:
         """A block of at least `nbytes`, contents undefined."""
         size = max(nbytes, 1) if nbytes < _POOLED_FROM else -(-nbytes // _PAGE) * _PAGE
         with self._lock:
-            blocks = self.free.get(size)
-            block = blocks.pop() if blocks else None
-            if block is not None:
+            if blocks := self.free.get(size):
+                block = blocks.pop()
                 self.cached -= size
-        if block is None:
-            block = self._fresh(size)
-        with self._lock:
+            else:
+                block = self._fresh(size)
             self.allocated += size
             self.max_allocated = max(self.max_allocated, self.allocated)
             if self.watch is not None:
@@ -141,8 +139,10 @@ class CpuBackend(Backend):
         return CpuStorage(pool.take(nbytes), nbytes)
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
-        out = outputs[0].view_np() if len(outputs) == 1 else tuple(o.view_np() for o in outputs)
-        values = [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
+        is_program = op.family == "compiled"  # it takes arrays, like an implementation on a GPU
+        results = outputs if is_program else tuple([o.view_np() for o in outputs])
+        values = inputs if is_program else [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
+        out = results[0] if len(results) == 1 else results
         if _workers.inside.piece:  # numpy's warnings are already off
             op.reference(out, *values, **attrs)
             return

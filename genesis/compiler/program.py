@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from genesis.array import Array, Spec, empty, from_numpy
+from genesis.array import Array, Spec, empty
 from genesis.backend import CPU
 from genesis.backend.cpu import parallel
 from genesis.compiler.fuse import Group
@@ -68,7 +68,11 @@ class BlockStep(Step):
     def __init__(self, group: Group, stored: list[Value]) -> None:
         loaded = [x for c in group.calls for x in c.operands if x.root not in group.places]
         super().__init__(group.calls, [x.root for x in loaded], stored)
-        self.group, self.loaded = group, list(dict.fromkeys(loaded))
+        # Memory has the shape of the group's space, or one dimension if possible; a single element has none.
+        space, known = group.space or (1,), list(dict.fromkeys((*loaded, *stored)))
+        if all(v.size in (1, numel(space)) and is_contiguous(v.shape, v.strides) for v in known):
+            space = (numel(space),)
+        self.space, self.shapes = space, {v: () if v.size == 1 and v not in group.places else space for v in known}
         self.plan: list[tuple[Callable[..., Any], list[Any], Value]] = []
         for c in group.calls:
             function, operands = _block_function(c)
@@ -79,26 +83,20 @@ class BlockStep(Step):
         self.places, self.nbytes = places_of([(c.reads, c.outputs) for c in group.calls], inner, in_place=True)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        space = self.group.space or (1,)
-        memory = {v: array_of(v).view_np() for v in (*self.loaded, *self.results)}
-        for v, a in memory.items():
-            if v in self.group.places:
-                memory[v] = a.reshape(space)  # it may lack leading dimensions of 1
-            else:
-                memory[v] = a.reshape(()) if a.size == 1 else np.broadcast_to(a, space)
-        if all(a.flags.c_contiguous for a in memory.values()):
-            space = (numel(space),)
-            memory = {v: a.reshape(-1) if a.ndim else a for v, a in memory.items()}
+        space, memory = self.space, {}
+        for v, shape in self.shapes.items():
+            a = array_of(v).view_np()
+            if a.shape != shape:
+                a = a.reshape(shape) if len(shape) < 2 or v in self.results else np.broadcast_to(a, shape)
+            memory[v] = a
         row = numel(space[1:])
         step = max(1, BLOCK // max(1, row))
 
         def work(start: int, stop: int) -> None:
             most = min(step, stop - start)
             size = -(-most * row // ALIGNMENT) * ALIGNMENT  # elements of a block
-            scratch, blocks = np.empty(self.nbytes * size, np.uint8), {}
-            for v, place in self.places.items():
-                block = scratch[place * size :][: most * row * v.dtype.itemsize]
-                blocks[v] = block.view(v.dtype.numpy).reshape(most, *space[1:])
+            scratch, shape = np.empty(self.nbytes * size, np.uint8), (most, *space[1:])
+            blocks = {v: np.ndarray(shape, v.dtype.numpy, scratch, at * size) for v, at in self.places.items()}
             for first in range(start, stop, step):
                 part = slice(first, min(first + step, stop))
                 values = {v: a[part] if a.ndim else a for v, a in memory.items()}
@@ -198,11 +196,10 @@ class Program:
         return [v.within(roots[v.root]) for v in self.graph.outputs]
 
     def _run(self, out: Any, *inputs: Any) -> None:
-        """The op's implementation, which gets numpy arrays on the CPU."""
+        """The op's implementation, which gets arrays, also on the CPU."""
         roots: Arrays = {}
         given = (*(out if isinstance(out, tuple) else (out,)), *inputs)
         for v, x in zip((*self.results, *self.inputs), given, strict=True):
-            x = x if isinstance(x, Array) else from_numpy(x)
             # Strided results are flat, and so are inputs of backward that forward stored.
             roots[v] = x if x.shape == v.shape else x.view(v.shape, v.strides)
         roots.update({new: roots[old] for new, old in self.in_place.items()})

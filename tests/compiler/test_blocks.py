@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from typing import Any
 
 import pytest
@@ -43,3 +44,15 @@ def test_blocks_overwrite_values_that_no_later_step_reads() -> None:
 
 def test_the_compiler_names_ops_that_exist() -> None:
     assert registry.keys() >= region.CHEAP | region.COMPARISONS | region.SELECTIONS | region.ARITHMETIC
+
+
+def test_a_call_of_a_program_costs_no_more_than_its_ops() -> None:
+    """Counted in calls of functions, Python's and others. Two ops are the fewest that a program replaces."""
+    tensors = [genesis.ones(16) for _ in range(3)]
+    counts = []
+    for function in (scaled := lambda x, y, z: x * y + z, genesis.compile(scaled, fullgraph=True)):
+        function(*tensors)
+        profile = cProfile.Profile()
+        profile.runcall(function, *tensors)
+        counts.append(sum(row.callcount for row in profile.getstats()))
+    assert counts[1] < counts[0]

@@ -26,7 +26,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "train": (6_655, ("genesis/train/",)),
     "data": (6_077, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
-    "compiler": (2_845, ("genesis/compiler/",)),
+    "compiler": (2_841, ("genesis/compiler/",)),
     "core and nn": (28_177, ("genesis/",)),
     "generation and serving": (
         3_480,
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_409, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_200, ("tests/",)),
+    "tests": (93_213, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
