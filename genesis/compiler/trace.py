@@ -206,7 +206,7 @@ class Trace:
         if isinstance(x.storage, Pending):
             return x.storage.value, x.offset
         index = self._slot(x)
-        return self._now[index], x.offset - self.captured[index][0].offset
+        return self._now[index], x.offset - self.captured[index][0].offset if x.size else 0
 
     def _slot(self, x: Array) -> int:
         """Return the index of the captured array that contains `x`, which is captured if none does."""
@@ -318,9 +318,9 @@ def overlap(x: Array, y: Array) -> bool:
 
 
 def contains(outer: Array, inner: Array) -> bool:
-    """Whether the address range of `inner` lies in the range of `outer`, an array of the same storage and dtype."""
+    """Whether the address range of `inner` lies in that of `outer`, of the same storage and dtype, or has no element."""
     (start, end), (first, last) = _span(outer), _span(inner)
-    return inner is outer or (outer.dtype is inner.dtype and 0 not in inner.shape and start <= first and last <= end)
+    return inner is outer or (outer.dtype is inner.dtype and (first == last or start <= first and last <= end))
 
 
 # --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------

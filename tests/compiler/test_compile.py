@@ -335,8 +335,8 @@ def test_the_gradient_of_picks_fuses_with_its_readers(device: str, is_negative: 
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
     kernels = genesis.compile.explain(function)(x).backward
     assert (device == "cpu") == any("index_get_backward" in k.ops for k in kernels)
-    none = labels[:0].clone()
-    assert gradients(lambda x: x.exp()[genesis.arange(0, device=device), none], x[:0]).shape == (2, 0, 50)
+    later = labels[1:]
+    assert gradients(lambda x: x.exp()[genesis.arange(0, device=device), later[:0]], x[:0]).shape == (2, 0, 50)
 
 
 @pytest.mark.parametrize("columns", [257, 515, 1001, 1025, 2051])
