@@ -44,6 +44,7 @@ class Mode(threading.local):
     check_nan = True  # False: with `anomaly`, only record the lines
     fixed_weights = False  # see `genesis.autograd.modes.fixed_weights`
     exact = False  # see `genesis.autograd.modes.exact`
+    tf32 = False  # `allow_tf32` of the process, which sets it on the class; the lazy tier overrides it in its thread
 
 
 mode = Mode()

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,15 +139,12 @@ class CpuBackend(Backend):
         return CpuStorage(pool.take(nbytes), nbytes)
 
     def run(self, op: OpLike, outputs: tuple[Any, ...], inputs: tuple[Any, ...], attrs: dict[str, Any]) -> None:
-        is_program = op.family == "compiled"  # it takes arrays, like an implementation on a GPU
-        results = outputs if is_program else tuple([o.view_np() for o in outputs])
-        values = inputs if is_program else [x.view_np() if hasattr(x, "view_np") else x for x in inputs]
-        out = results[0] if len(results) == 1 else results
-        if _workers.inside.piece:  # numpy's warnings are already off
-            op.reference(out, *values, **attrs)
-            return
-        with np.errstate(all="ignore"):
-            op.reference(out, *values, **attrs)
+        if op.family != "compiled":  # a compiled program takes arrays, like an implementation on a GPU
+            outputs = tuple([o.view_np() for o in outputs])
+            inputs = tuple([x.view_np() if hasattr(x, "view_np") else x for x in inputs])
+        out = outputs[0] if len(outputs) == 1 else outputs
+        with nullcontext() if _workers.inside.piece else np.errstate(all="ignore"):  # a piece has no warnings
+            op.reference(out, *inputs, **attrs)
 
     def to_numpy(self, array: ArrayLike) -> np.ndarray:
         return array.view_np()

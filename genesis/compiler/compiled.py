@@ -22,7 +22,7 @@ from genesis.autograd.autocast import autocasting, resumed, settings
 from genesis.autograd.graph import Edge, _sequence
 from genesis.autograd.record import AccumulateNode, TensorBase
 from genesis.backend import CPU, Device, as_device, current_cuda, mode
-from genesis.backend.cuda.dispatch import allow_tf32, layout_of
+from genesis.backend.cuda.dispatch import layout_of
 from genesis.compiler.graph import Value
 from genesis.compiler.lazy import LazyFunction
 from genesis.compiler.program import Program
@@ -102,7 +102,7 @@ def settings_now() -> tuple[Any, ...]:
         what = "a compiled function was called inside genesis.exact, but its fused sums have no documented order"
         raise UsageError(what, next="call the function itself, or leave genesis.exact")
     low = tuple(autocasting.low.items()) if autocasting.low else ()
-    return (mode.grad, mode.fixed_weights, allow_tf32.on, default_dtype(), as_device(None), current_cuda.index, low)
+    return (mode.grad, mode.fixed_weights, mode.tf32, default_dtype(), as_device(None), current_cuda.index, low)
 
 
 # --- One trace --------------------------------------------------------------------------------------------------------

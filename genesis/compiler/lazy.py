@@ -17,7 +17,7 @@ from genesis.autograd.graph import calling_line
 from genesis.autograd.modes import Switch, fixed_weights
 from genesis.autograd.modes import exact as exact_sums
 from genesis.backend import CPU, Device, mode
-from genesis.backend.cuda.dispatch import allow_tf32, exact, is_value
+from genesis.backend.cuda.dispatch import exact, is_value
 from genesis.compiler.graph import Call, Graph, Value
 from genesis.compiler.program import Program
 from genesis.compiler.trace import Lazy, Pending, Trace, active, decomposed, inferred, lazy, settings_of_sums
@@ -230,11 +230,11 @@ class Recorder(Trace):
             function.pieces[key] = piece
         graph.calls = list(dict.fromkeys(graph.calls))
         # Launch kernels under the settings under which the ops were called; none waits in `exact`.
-        outer = allow_tf32.set(tf32)
+        mode.tf32 = tf32
         try:
             with tracing(None), Switch(recorded), exact_sums(False), fixed_weights(fixed):
                 results = piece.run(graph, tuple([x for x, _ in captured]), function)
         finally:
-            allow_tf32.set(outer)
+            del mode.tf32
         for i, result in zip(kept, results, strict=True):
             made[i].become(result.storage)

@@ -17,7 +17,6 @@ from genesis import array as arrays
 from genesis.array import Array, Spec
 from genesis.autograd.graph import calling_line
 from genesis.backend import Backend, Device, backend_for, mode
-from genesis.backend.cuda.dispatch import allow_tf32
 from genesis.compiler.fuse import longest_row
 from genesis.compiler.graph import Call, Graph, Value, renamed
 from genesis.dtypes import DType, float32, float64
@@ -118,7 +117,7 @@ def lazy(x: Array) -> Array:
 
 def settings_of_sums() -> tuple[bool, bool, bool]:
     """The settings that choose the order and the precision of sums."""
-    return mode.exact, mode.fixed_weights, allow_tf32.on
+    return mode.exact, mode.fixed_weights, mode.tf32
 
 
 class Trace:
@@ -318,9 +317,9 @@ def overlap(x: Array, y: Array) -> bool:
 
 
 def contains(outer: Array, inner: Array) -> bool:
-    """Whether the address range of `inner` lies in that of `outer`, of the same storage and dtype, or has no element."""
+    """Whether the address range of `inner` lies in that of `outer`, of the same storage and dtype, or is empty."""
     (start, end), (first, last) = _span(outer), _span(inner)
-    return inner is outer or (outer.dtype is inner.dtype and (first == last or start <= first and last <= end))
+    return inner is outer or (outer.dtype is inner.dtype and (first == last or (start <= first and last <= end)))
 
 
 # --- Ops of several passes as calls of simple ops, so that a kernel can hold them together with their neighbours ------

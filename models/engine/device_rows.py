@@ -340,7 +340,7 @@ def _read(model: CausalLM) -> tuple[object, ...]:
                 tensors.append(scale)
             if isinstance(module, LoRALinear) and module.lora_magnitude_vector is not None:
                 tensors.append(module.row_squares())
-    return cuda.allow_tf32.on, *((each.data_ptr(), each.dtype) for each in tensors)
+    return cuda.allow_tf32.get(), *((each.data_ptr(), each.dtype) for each in tensors)
 
 
 def bucket(size: int, most: int, least: int = 1) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -128,13 +129,15 @@ def test_a_piece_runs_under_the_settings_of_its_ops(monkeypatch: pytest.MonkeyPa
         found.append(genesis.autograd.grad(each(x), [x, gate_up.weight]))
     assert all(equal(a, b) for a, b in zip(*found, strict=True))
 
-    seen: list[tuple[bool, bool]] = []
+    seen: list[tuple[bool, ...]] = []
     launch = linalg._launch_tma
-    monkeypatch.setattr(
-        linalg,
-        "_launch_tma",
-        lambda p, e, chain, tile: (seen.append((chain, allow_tf32.on)), launch(p, e, chain, tile))[1],
-    )
+
+    def spy(p: Any, e: Any, chain: Any, tile: Any) -> Any:
+        with ThreadPoolExecutor(1) as another:
+            seen.append((chain, allow_tf32.get(), another.submit(allow_tf32.get).result()))
+        return launch(p, e, chain, tile)
+
+    monkeypatch.setattr(linalg, "_launch_tma", spy)
 
     def settings(x: Any, w: Any) -> list[Any]:
         with genesis.exact():
@@ -145,7 +148,7 @@ def test_a_piece_runs_under_the_settings_of_its_ops(monkeypatch: pytest.MonkeyPa
         return [y, z * x.sum().item()]
 
     genesis.compile(settings)(genesis.ones(24, 64, device="cuda"), genesis.ones(64, 24, device="cuda"))
-    assert seen == [(True, False), (False, True)]
+    assert seen == [(True, False, False), (False, True, False)]  # another thread keeps its setting
 
 
 def test_gradients_that_a_function_enables_inside_no_grad() -> None:

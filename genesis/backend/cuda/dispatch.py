@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from genesis.backend import ArrayLike, Device, OpLike, mode
+from genesis.backend import ArrayLike, Device, Mode, OpLike, mode
 from genesis.backend.cuda.driver import Driver
 from genesis.backend.cuda.launch import Recorder, watches
 from genesis.backend.cuda.memory import CudaStorage
@@ -66,30 +66,25 @@ def cuda_impl_named(name: str, family: str) -> CudaImpl:
 # --- How float32 GEMMs are computed -----------------------------------------------------------------------------------
 
 
-class Switch:
-    """A process-wide flag. Call keys contain it, so a change takes effect at the next call."""
-
-    __slots__ = ("on",)
-
-    def __init__(self, on: bool) -> None:
-        self.on = on
+class AllowTF32:
+    """The process-wide flag `Mode.tf32`. Call keys contain it, so a change takes effect at the next call."""
 
     def __bool__(self) -> bool:
-        return self.on
+        return mode.tf32
 
     def get(self) -> bool:
         """Whether the flag is set."""
-        return self.on
+        return mode.tf32
 
     def set(self, on: bool) -> bool:
         """Set the flag and return its previous value."""
-        before, self.on = self.on, bool(on)
+        before, Mode.tf32 = Mode.tf32, bool(on)
         return before
 
 
 # With TF32 the tensor cores read 10 bits of each operand's mantissa and accumulate in float32. This is 8 times faster;
 # relative errors are near 3e-4 (1e-6 without TF32).
-allow_tf32 = Switch(False)
+allow_tf32 = AllowTF32()
 
 # --- The key of a call ------------------------------------------------------------------------------------------------
 
@@ -161,9 +156,9 @@ def call_key(op: OpLike, inputs: tuple[Any, ...], attrs: dict[str, Any]) -> tupl
     if len(inputs) == 2 and not attrs and not op.mutates and inputs[0] is not inputs[1]:
         x, y = getattr(inputs[0], "layout", None), getattr(inputs[1], "layout", None)
         if x is not None and y is not None:
-            return (op, allow_tf32.on, mode.grad, mode.fixed_weights, mode.exact, x, y)
+            return (op, mode.tf32, mode.grad, mode.fixed_weights, mode.exact, x, y)
     # Inputs by layout or exact value, and which of them are the same array or memory.
-    parts: list[Any] = [op, allow_tf32.on, mode.grad, mode.fixed_weights, mode.exact]
+    parts: list[Any] = [op, mode.tf32, mode.grad, mode.fixed_weights, mode.exact]
     seen: list[Any] = []
     for x in inputs:
         layout = getattr(x, "layout", ABSENT)
