@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
@@ -31,9 +32,7 @@ def schedule(name: str, graph: Graph) -> Program:
 
     graph = Windows(split_totals(graph), is_point).graph if is_gpu else graph
     units = Fusion(graph, is_point, is_gpu).ordered() if len(devices) == 1 else graph.calls
-    in_memory = set(graph.results)
-    for unit in units:
-        in_memory |= {v for call in unit.calls for v in call.reads} - {v for call in unit.calls for v in call.outputs}
+    in_memory = {*graph.results, *(v for unit in units for v in unit.reads)}
     # A group of one op runs the op's own kernel.
     steps = list[Step]()
     for unit in units:
@@ -69,8 +68,7 @@ def compile(
     if mode not in MODES:
         raise UsageError(f"{mode!r} is not a mode of compile", next=f"choose one of {', '.join(MODES)}")
     if fn is None:
-        options: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "disable": disable, "verify": verify}
-        return lambda function: compile(function, mode=mode, **options)
+        return partial(compile, mode=mode, dynamic=dynamic, fullgraph=fullgraph, disable=disable, verify=verify)
     if not callable(fn):
         raise UsageError(f"compile got a {type(fn).__name__}, which cannot be called", next="pass a function or module")
     if disable:

@@ -9,7 +9,7 @@ result, and the op itself reduces these. Two groups are merged where a call read
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,7 @@ class Group:
             without reductions over trailing dimensions.
         places: for each value of the group, its strides over `space`: 0 in a dimension that it does not depend on.
         partial: calls that end the group with partial results.
+        reads: roots in memory that the calls read, and the results of `partial`.
     """
 
     space: Shape
@@ -59,6 +60,7 @@ class Group:
     calls: list[Call] = field(default_factory=list)
     places: dict[Value, Shape] = field(default_factory=dict)
     partial: list[Call] = field(default_factory=list)
+    reads: list[Value] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -72,19 +74,21 @@ class Group:
 
     def add(self, call: Call) -> bool:
         """Add a call if the group can hold it; return whether it did. Otherwise the group stays as it is."""
-        calls = (*self.calls, call)
-        operands = {v for c in calls for v in (*c.reads, c.outputs[0]) if v not in self.places}
-        if len(calls) > MAX_CALLS or len(operands) > MAX_OPERANDS:
+        reads = [v for v in dict.fromkeys((*self.reads, *call.reads, call.outputs[0])) if v not in self.places]
+        if len(self.calls) == MAX_CALLS or len(reads) > MAX_OPERANDS:
             return False
-        if call.op.name in REDUCTIONS:
-            return self._add_reduction(call)
-        lift = self.lift(call)
+        if not (self._place_reduction(call) if call.op.name in REDUCTIONS else self._place(call)):
+            return False
+        self.calls.append(call)
+        self.reads = [v for v in reads if v not in self.places]
+        return True
+
+    def _place(self, call: Call) -> bool:
+        lift, out = self.lift(call), call.outputs[0]
         if call.op.name == "place" and call.reads[0] in self.places:  # it reads other elements than it computes
             return False
         if lift is None or not all(self._readable(x, lift) for x in call.operands):
             return False
-        self.calls.append(call)
-        out = call.outputs[0]
         self.places[out] = lift(out.shape, out.strides)
         return True
 
@@ -113,7 +117,7 @@ class Group:
             return all(x.root not in c.outputs for c in self.partial)
         return x.offset == 0 and same_strides(lift(x.shape, x.strides), place, self.space)
 
-    def _add_reduction(self, call: Call) -> bool:
+    def _place_reduction(self, call: Call) -> bool:
         x, out = call.inputs[0], call.outputs[0]
         axes = reduced_axes(call)
         if x.shape != self.space or not axes or not self._readable(x, lambda s, st: broadcast_strides(s, st, x.shape)):
@@ -127,7 +131,6 @@ class Group:
         if axes == tuple(range(split, ndim)) and self.split in (None, split) and fits and ndim not in partial_axes:
             self.split = split
             self.places[out] = (*contiguous_strides(x.shape[:split]), *(0,) * count)
-            self.calls.append(call)
             return True
         # One over leading dimensions, or over all, ends the group.
         if call.op.name not in PARTIAL or axes != tuple(range(count)) or partial_axes[:1] not in ([], [count]):
@@ -138,7 +141,6 @@ class Group:
             self.split = count
         elif self.split is not None:
             return False
-        self.calls.append(call)
         self.partial.append(call)
         return True
 
@@ -168,18 +170,14 @@ class Fusion:
         mine = Group((call.inputs if call.op.name in REDUCTIONS else call.outputs)[0].shape)
         if not numel(mine.space) or not mine.add(call):
             return call
-        neighbours = [unit for unit in self._before((call,)) if isinstance(unit, Group)]
-        joined: Group | None = None
+        joined = self.unit[call] = mine
+        neighbours = [unit for unit in self._before(mine) if isinstance(unit, Group)]
         for group in sorted(neighbours, key=lambda g: -numel(g.space)):
-            if joined is None:
-                if not self._has_cycle((group,), call) and group.add(call):
-                    joined = self._replace(group)
-            elif joined is not group:
-                joined = self._union(joined, group) or joined
-        if joined is None:  # none can hold the call alone, but two together may
+            joined = (self._union(group, mine) if joined is mine else self._union(joined, group)) or joined
+        if joined is mine:  # no group can hold the call, but two together may
             pairs = itertools.permutations(neighbours, 2)
-            joined = next(filter(None, (self._union(a, b, call) for a, b in pairs)), None)
-        return joined or mine
+            joined = next(filter(None, (self._union(*pair, mine) for pair in pairs)), mine)
+        return joined
 
     def _join_readers(self) -> None:
         """Merge groups of one space that read the same memory, which one kernel loads once."""
@@ -193,36 +191,32 @@ class Fusion:
                     group = merged
             done.append(group)
 
-    def _union(self, a: Group, b: Group, *calls: Call) -> Group | None:
-        """Replace two groups by one with more calls; return it, or None if that is impossible."""
-        splits = {a.split, b.split} - {None}
-        if len(splits) > 1:
+    def _union(self, *groups: Group) -> Group | None:
+        """Replace groups by one over the largest space before the last; return it, or None if that is impossible."""
+        splits = {group.split for group in groups} - {None}
+        merged = Group(max((group.space for group in groups[:-1]), key=numel), next(iter(splits), None))
+        ordered = sorted((call for group in groups for call in group.calls), key=self.order.__getitem__)
+        if len(splits) > 1 or not all(map(merged.add, ordered)) or self._has_cycle(groups):
             return None
-        merged = Group(max(a.space, b.space, key=numel), next(iter(splits), None))
-        ordered = sorted((*a.calls, *b.calls, *calls), key=self.order.__getitem__)
-        return self._replace(merged) if all(map(merged.add, ordered)) and not self._has_cycle((a, b), *calls) else None
+        self.unit.update(dict.fromkeys(ordered, merged))
+        return merged
 
-    def _replace(self, new: Group) -> Group:
-        for each in new.calls:
-            self.unit[each] = new
-        return new
+    def _before(self, unit: Unit) -> list[Unit]:
+        """The other units that compute what a unit reads."""
+        makers = (self.made_by.get(v) for v in unit.reads)
+        return list(dict.fromkeys(u for maker in makers if maker and (u := self.unit[maker]) is not unit))
 
-    def _before(self, calls: Iterable[Call]) -> list[Unit]:
-        """The units that compute what these calls read."""
-        makers = (self.made_by.get(v) for call in calls for v in call.reads)
-        return list(dict.fromkeys(self.unit[maker] for maker in makers if maker in self.unit))
-
-    def _has_cycle(self, groups: tuple[Group, ...], *calls: Call) -> bool:
-        """Whether a path leads from these groups through other units back into them or into `calls`."""
+    def _has_cycle(self, groups: tuple[Group, ...]) -> bool:
+        """Whether a path leads from these groups through other units back into them."""
         seen: set[Unit] = set(groups)
-        stack = [u for u in self._before((*calls, *(c for g in groups for c in g.calls))) if u not in seen]
+        stack = [unit for group in groups for unit in self._before(group) if unit not in seen]
         while stack:
             unit = stack.pop()
             if unit in groups:
                 return True
             if unit not in seen:
                 seen.add(unit)
-                stack += [u for u in self._before(unit.calls) if u is not unit]
+                stack += self._before(unit)
         return False
 
     def ordered(self) -> list[Unit]:
@@ -231,7 +225,7 @@ class Fusion:
         for last in self.unit.values():
             stack = [last]
             while stack:
-                missing = [u for u in self._before(stack[-1].calls) if u is not stack[-1] and u not in order]
+                missing = [u for u in self._before(stack[-1]) if u not in order]
                 if missing:
                     stack += missing
                 else:

@@ -293,16 +293,14 @@ class Windows:
                 return call
             dim = smaller[0]
             parts, ends = [around, value, around], [starts[dim], starts[dim] + value.shape[dim], out.shape[dim]]
-            parts, ends = parts[ends[0] == 0 :], ends[ends[0] == 0 :]
-            if ends[-2] == ends[-1]:
-                parts.pop(), ends.pop()
         else:
             return call
+        pieces = [(x, a, b) for x, a, b in zip(parts, (0, *ends), ends, strict=False) if a < b]
         whole = tuple(
             self.extend(x, dim, start, out.shape[dim]) if isinstance(x, Value) and x.shape != out.shape else x
-            for x, start in zip(parts, (0, *ends), strict=False)
+            for x, start, _ in pieces
         )
-        return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(ends)}, call.outputs)
+        return Call(CHOOSE, whole, {"dim": dim, "ends": tuple(end for _, _, end in pieces)}, call.outputs)
 
     def _deposited(self, call: Call) -> Call:
         """Return `deposit` for the gradient of an index that picks one element per row, and other calls unchanged."""

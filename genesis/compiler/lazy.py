@@ -162,8 +162,11 @@ class Recorder(Trace):
         out = None if out.__class__ is tuple and not any(x is not None for x in out) else out
         key = self._key(op, inputs, attrs, out)
         known = None if key is None else self.function.calls.get(key) or self._new_call(key, op, inputs, attrs, out)
-        if known is None:
-            return self._run_now(op, inputs, attrs, out)
+        if known is None:  # it runs now, after the waiting ops if it reads their results or changes memory
+            waits = any(isinstance(x, Array) and x.storage.__class__ is Pending for x in inputs)
+            if waits or op.mutates or out is not None:
+                self.flush(f"calls {op.name}")
+            return execute(op, inputs, attrs, out)
         calls, values = known
         if self.graph.calls and values[0].device != self.graph.calls[0].outputs[0].device:
             self.flush("continues on another device")
@@ -207,13 +210,6 @@ class Recorder(Trace):
         if out is not None and (specs != (out.spec,) or out.overlaps_itself()):
             return None
         return self.function.calls.setdefault(key, self.planned(op, inputs, attrs, out, specs, device))
-
-    def _run_now(self, op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[Array, ...]:
-        """Run an op, after the waiting ones if it reads their results or changes memory."""
-        waits = any(isinstance(x, Array) and x.storage.__class__ is Pending for x in inputs)
-        if waits or op.mutates or out is not None:
-            self.flush(f"calls {op.name}")
-        return execute(op, inputs, attrs, out)
 
     def flush(self, reason: str) -> None:
         """Run the waiting ops."""

@@ -272,17 +272,14 @@ class Replayed:
             self.graph, self.inputs, self.calls = None, list(inputs), min(self.calls, WARM_UP)
             return self.program.launch(inputs)
         if self.graph is None:
-            self._capture(inputs)
+            from genesis.cuda import CUDAGraph, graph
+
+            self.inputs = [empty(*x.spec, x.device) if i in self.copied else x for i, x in enumerate(inputs)]
+            self.graph = CUDAGraph()
+            with graph(self.graph):
+                self.results = self.program.launch(self.inputs)
         copy = registry["copy"]
         for i in self.copied:
             copy(inputs[i], out=self.inputs[i])
         self.graph.replay()
         return tuple([copy(x) for x in self.results])
-
-    def _capture(self, inputs: Sequence[Array]) -> None:
-        from genesis.cuda import CUDAGraph, graph
-
-        self.inputs = [empty(*x.spec, x.device) if i in self.copied else x for i, x in enumerate(inputs)]
-        self.graph = CUDAGraph()
-        with graph(self.graph):
-            self.results = self.program.launch(self.inputs)

@@ -571,10 +571,9 @@ _WORDS = {name: next(f"tl.{n}" for n in dir(tl) if getattr(tl, n) is kind) for n
 def _extreme(work: DType, op: str) -> str:
     """The neutral value of amax or amin."""
     if work.is_floating_point:
-        lowest, highest = -math.inf, math.inf
-    else:
-        lowest, highest = (0, 1) if work is bool_ else (int(np.iinfo(work.numpy).min), int(np.iinfo(work.numpy).max))
-    return literal(lowest if op == "amax" else highest)
+        return literal(-math.inf if op == "amax" else math.inf)
+    limits = (0, 1) if work is bool_ else (np.iinfo(work.numpy).min, np.iinfo(work.numpy).max)
+    return literal(limits[op == "amin"])
 
 
 def _rows(space: Shape, strides: list[Shape]) -> int | None:
