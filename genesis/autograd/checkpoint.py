@@ -28,19 +28,14 @@ class Frame:
     """One checkpointed call: how to repeat it, and the contexts that the repetition saved."""
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        preserves_rng: bool = True,
-        compares: bool = True,
-        context: AbstractContextManager[Any] | None = None,
-    ) -> None:
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], preserves_rng: bool = True,
+        compares: bool = True, context: AbstractContextManager[Any] | None = None,
+    ) -> None:  # fmt: skip
         self.function, self.args, self.kwargs = function, args, kwargs
         self.compares, self.context = compares, context or nullcontext()
         arguments = (*args, *kwargs.values())
         generators = [random.default_generator, *(g for g in arguments if isinstance(g, Generator))]
-        self.rng = [(g, g.state()) for g in generators] if preserves_rng else []
+        self.rng = [(g, g.state(), g._base) for g in generators] if preserves_rng else []
         self.versions = [(t, t.array.storage.version) for t in arguments if isinstance(t, TensorBase)]
         self.autocast, self.exact = settings(), mode.exact
         self.calls: list[Call] = []
@@ -68,7 +63,7 @@ class Frame:
             repeated.append(saved)
             return lambda: saved
 
-        now, outer = [(g, g.state()) for g, _ in self.rng], saving_calls.intercept
+        now, outer = [(g, g.state(), g._base) for g, *_ in self.rng], saving_calls.intercept
         _restore(self.rng)
         saving_calls.intercept = keep
         try:
@@ -89,9 +84,10 @@ class Frame:
         self.saved = dict(enumerate(repeated))
 
 
-def _restore(states: list[tuple[Generator, dict[str, int]]]) -> None:
-    for generator, state in states:
+def _restore(states: list[tuple[Generator, dict[str, int], Any]]) -> None:
+    for generator, state, base in states:
         generator.restore(state)
+        generator._base = base
 
 
 def _detached(value: Any) -> Any:

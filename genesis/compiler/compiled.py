@@ -63,8 +63,9 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
         return (TensorBase, len(tensors) - 1)
     if isinstance(x, (list, tuple)):
         return (type(x), *[flatten(each, tensors) for each in x])
-    if isinstance(x, dict):
-        return (type(x), *[(key, flatten(each, tensors)) for key, each in x.items()])
+    if isinstance(x, dict) or (hasattr(type(x), "__dataclass_fields__") and hasattr(x, "__dict__")):
+        fields = x if isinstance(x, dict) else vars(x)
+        return (type(x), *[(key, flatten(each, tensors)) for key, each in fields.items()])
     return Leaf(x, (type(x), repr(x)) if isinstance(x, ATOMS) else id(x))
 
 
@@ -77,6 +78,10 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
         return tensors[described[1]]
     if issubclass(kind, dict):
         return kind((key, rebuild(each, tensors)) for key, each in described[1:])
+    if hasattr(kind, "__dataclass_fields__"):
+        record = object.__new__(kind)
+        vars(record).update((key, rebuild(each, tensors)) for key, each in described[1:])
+        return record
     parts = [rebuild(each, tensors) for each in described[1:]]
     return kind(*parts) if kind is ComplexTensor or hasattr(kind, "_fields") else kind(parts)
 
@@ -147,9 +152,7 @@ class Entry:
     def lines(self) -> list[str]:
         """What the region computes, for a comparison with another trace."""
         lines = [line for program in self.region.programs for line in program.graph.lines()]
-        kept = [
-            f"tensor {id(x)}" if isinstance(x, TensorBase) else f"constant {x.numpy().tolist()}" for x in self.captured
-        ]
+        kept = [f"tensor {id(x)}" if isinstance(x, TensorBase) else repr(x.numpy().tolist()) for x in self.captured]
         return [*lines, *kept, repr(self.described)]
 
     def run(self, tensors: list[TensorBase]) -> Any:
@@ -172,9 +175,7 @@ def _reserve_draws(device: Device, draws: int) -> Array:
 
 
 def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) -> tuple[Any, int | None]:
-    """Call a traced function, whose draws start at an input. Return its result and the number of counters drawn, which
-    is 0 for draws without elements and None without draws.
-    """
+    """Call a traced function, whose draws start at an input. Return its result and the counters drawn; None if none."""
     generator = random.default_generator
     then, fixed = generator.state(), generator.fixed_draws
     position = TensorBase.wrap(trace.input(Value.new((2,), int64, device)))
@@ -189,11 +190,10 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
             raise Break("draws random numbers on two devices")
     finally:
         generator.restore(then)
-    begins = trace.graph.inputs[-1]
-    if any(begins in call.reads for call in trace.graph.calls):
-        return result, taken
-    trace.graph.inputs.pop()
-    return result, None
+    is_drawn = any(trace.graph.inputs[-1] in call.reads for call in trace.graph.calls)
+    if not is_drawn:
+        trace.graph.inputs.pop()
+    return result, taken if is_drawn else None
 
 
 def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], state: State) -> Entry:
@@ -201,29 +201,26 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
     trace = Trace([t.array for t in state.tensors])
     if len({id(t.array.storage) for t in tensors}) < len(tensors):
         raise Break("takes arguments that share memory")
-    fakes = []
-    for t in tensors:
-        stand_in = TensorBase.wrap(trace.input(t.array))
+    fakes = [TensorBase.wrap(trace.input(t.array)) for t in tensors]
+    for stand_in, t in zip(fakes, tensors, strict=True):
         stand_in._requires_grad = t.requires_grad
-        fakes.append(stand_in)
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
     arguments = [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes]
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: compiled.function(*args, **kwargs), trace, device)
     if not state.holds() or not state.tensors_hold():
-        raise Break("changes what it reads: an attribute, a list, a variable, or a tensor's data or gradient")
-    if [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes] != arguments:
-        raise Break("changes an argument's data, gradient or requires_grad, or in place while gradients are recorded")
-    outputs: list[TensorBase] = []
+        raise Break("changes an attribute, a list, a variable, or the data or gradient of a tensor", is_passing=True)
+    again, outputs = list[TensorBase](), list[TensorBase]()
+    is_same = flatten((args, kwargs), again) == described
+    if not is_same or [(t.array, t._requires_grad, t._grad is None, t.node) for t in again] != arguments:
+        raise Break("changes an argument: a container, data, gradient, requires_grad, or values with a gradient")
     structure = flatten(result, outputs)
-    if _objects(structure):
+    if any(not isinstance(x, type) for x in _objects(structure)):
         raise Break("returns an object that is not a tensor, a number or a container of these")
     # Results that exist already are returned themselves.
     numbers, reachable = {id(t): i for i, t in enumerate(fakes)}, {id(t) for t in state.tensors}
-    outside: list[TensorBase | int | None] = [
-        numbers.get(id(t), None if isinstance(t.array, Lazy) else t) for t in outputs
-    ]
+    outside = [numbers.get(id(t), None if isinstance(t.array, Lazy) else t) for t in outputs]
     if any(isinstance(x, TensorBase) and id(x) not in reachable for x in outside):
         raise Break("returns a tensor that it reads from elsewhere")
     inner = [t for t, known in zip(outputs, outside, strict=True) if known is None]
@@ -244,7 +241,11 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
     captured = [owners.get(id(x), x) for x, _ in trace.captured]
     numbers |= {id(t): len(trace.graph.inputs) + i for i, t in enumerate(captured)}
     sources = [(edge, numbers[id(leaf)]) for edge, leaf in leaves]
+    then = random.default_generator.state()
     region = Region(compiled.name, trace, inner, sources, compiled.schedule, compiled.replays)
+    if random.default_generator.state() != then:
+        random.default_generator.restore(then)
+        raise Break("draws random numbers in its backward pass")
     return Entry(region, state, captured, structure, outside, taken, device)
 
 
@@ -326,8 +327,7 @@ class Compiled:
         for new, old in itertools.zip_longest(now, entry.lines(), fillvalue="nothing"):
             if new != old:
                 what = f"{self.name} computes something else than when it was traced: now {new}, before {old}"
-                action = "pass what changed as an argument, or call genesis.compiler.reset() after the change"
-                raise UsageError(what, next=action)
+                raise UsageError(what, next="pass the change as an argument, or call genesis.compiler.reset() after it")
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
@@ -340,22 +340,21 @@ class Compiled:
 
     def _new_entry(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
         """Trace the function for new arguments or new guards. None if that is impossible, or the cache is full."""
-        if key in self.breaks:
+        if key in self.breaks and not self.breaks[key].is_passing:
             return None
         if sum(map(len, self.entries.values())) >= CACHE_LIMIT:
             if not self.is_full:
                 self.is_full = True
-                warnings.warn(
-                    f"{self.name} was traced {CACHE_LIMIT} times and now runs uncompiled for new arguments; "
-                    "genesis.compiler.reset() forgets the traces",
-                    stacklevel=3,
-                )
+                what = f"{self.name} was traced {CACHE_LIMIT} times, so other calls run uncompiled"
+                warnings.warn(f"{what}; genesis.compiler.reset() forgets the traces", stacklevel=3)
             return None
         try:
             entry = self._trace(described, tensors)
         except Break as stop:
+            stop.is_passing &= key not in self.breaks  # what a first call stores, a second one may find
             self.breaks[key] = stop
             return None
+        self.breaks.pop(key, None)
         self.entries.setdefault(key, []).insert(0, entry)
         return entry
 
@@ -386,7 +385,7 @@ class CompiledModule(Module):
 
 
 def _objects(described: Any) -> list[Any]:
-    """The objects of a structure that are neither tensors nor numbers."""
-    if isinstance(described, Leaf):
-        return [described.value] if isinstance(described.key, int) else []
-    return [each for part in described[1:] for each in _objects(part)] if isinstance(described, tuple) else []
+    """The objects of a structure that are neither tensors nor numbers, and the classes of its containers."""
+    if not isinstance(described, tuple):
+        return [described.value] if isinstance(described, Leaf) and not isinstance(described.value, ATOMS) else []
+    return [*(x for x in described[:1] if isinstance(x, type)), *(x for part in described[1:] for x in _objects(part))]

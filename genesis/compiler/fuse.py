@@ -270,5 +270,4 @@ def split_totals(graph: Graph) -> Graph:
 
 def point_like(call: Call) -> bool:
     """Whether a call is elementwise with one result. What `tril` and `triu` keep depends on the place in the matrix."""
-    op = call.op
-    return op.elementwise and op.family != "shape" and len(call.outputs) == 1 and call.outputs[0].size > 0
+    return call.op.elementwise and call.op.family != "shape" and len(call.outputs) == 1 and call.outputs[0].size > 0

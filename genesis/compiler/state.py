@@ -182,7 +182,7 @@ class State:
             self._visit(x.fget)
         elif isinstance(x, Generator) and x is not default_generator:
             raise Break("draws from a generator of its own")
-        elif _is_own(type(x)) and not type(x).__module__.startswith("numpy.random"):
+        elif _is_own(type(x)) and not isinstance(x, tuple) and not type(x).__module__.startswith("numpy.random"):
             return
         elif hasattr(x, "__wrapped__") and callable(x):
             self._visit(x.__wrapped__)

@@ -33,11 +33,12 @@ class Break(BaseException):
     Attributes:
         reason: what the function does.
         line: file:line of the user's program.
+        is_passing: whether another call of the function may be traced.
     """
 
-    def __init__(self, reason: str, line: str = "") -> None:
+    def __init__(self, reason: str, line: str = "", is_passing: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.line = reason, line or calling_line()
+        self.reason, self.line, self.is_passing = reason, line or calling_line(), is_passing
 
 
 class Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import genesis
 from genesis import nn
 from genesis.nn import functional as F
+from genesis.utils.checkpoint import checkpoint
 
 
 def masked_scores(x: Any) -> Any:
@@ -57,10 +59,40 @@ class Cache(nn.Module):
         return (x * self.rows[:4]).sum(-1)
 
 
+@dataclass
+class Batch:
+    inputs: Any
+    scale: float = 1.0
+
+    def scaled(self) -> Any:
+        return self.inputs * self.scale * FACTOR
+
+
+def batched(x: Any, scale: float = 3.0) -> Any:
+    return Batch(Batch(x, scale).scaled().exp(), scale)
+
+
+def dropped(x: Any) -> Any:
+    return x + checkpoint(lambda y: F.dropout(y.tanh(), 0.3), x, use_reentrant=False)
+
+
+class Rotary(nn.Module):
+    """Its table is made by the first call."""
+
+    table: Any = None
+
+    def forward(self, x: Any) -> Any:
+        if self.table is None:
+            self.table = genesis.arange(6, device=x.device).float().cos()
+        return x * self.table
+
+
+FACTOR = 2.0
 CASES: dict[str, Any] = {
     "masked scores": lambda: (masked_scores,), "smoothed labels": lambda: (smoothed_labels,),
     "complex rotation": lambda: (rotated, genesis.polar(genesis.ones(3), genesis.arange(3.0))),
     "normalized": lambda: (Normalized(),), "cache": lambda: (Cache(), genesis.tensor([3, 1])),
+    "dataclass": lambda: (lambda x: batched(x).inputs,), "dropout in a checkpoint": lambda: (dropped,),
 }  # fmt: skip
 
 
@@ -113,3 +145,69 @@ def test_an_argument_that_changes_with_a_gradient_is_a_break() -> None:
     assert x.grad.tolist() == [1, 1, 1]
     assert total.requires_grad
     assert len(compiled.breaks) == 1
+
+
+def test_dataclasses_are_arguments_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = genesis.compile(lambda batch: Batch(batch.scaled() + 1, batch.scale))
+    for factor, scale, traces in ((2.0, 1.0, 1), (2.0, 1.0, 1), (2.0, 4.0, 2), (3.0, 4.0, 3)):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        result = compiled(Batch(genesis.ones(2), scale))
+        assert (type(result), result.scale, result.inputs.tolist()) == (Batch, scale, [factor * scale + 1] * 2)
+        assert sum(map(len, compiled.entries.values())) == traces
+
+
+def test_what_the_first_call_stores_is_read_by_the_trace_of_the_second() -> None:
+    module, x = genesis.compile(Rotary()), genesis.ones(2, 6)
+    for breaks in (1, 0, 0):
+        assert (module(x)[1] == genesis.arange(6).cos()).all()
+        assert len(module._compiled.breaks) == breaks
+    assert len(module._compiled.entries) == 1
+
+
+CHANGES: dict[str, Any] = {
+    "pops": lambda batch: batch["x"] * batch.pop("y", 2), "appends": lambda batch: batch["list"].append(batch["x"] * 2),
+    "replaces": lambda batch: batch.update(x=batch["x"] * 3),
+    "sets": lambda batch: setattr(batch["record"], "scale", 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_of_containers_reach_the_caller(name: str) -> None:
+    found = []
+    for function in (CHANGES[name], genesis.compile(CHANGES[name])):
+        batch = {"x": genesis.ones(2), "y": 3, "list": [1], "record": Batch(None)}
+        found.append([str((function(batch), batch)) for _ in range(3)])
+    assert found[0] == found[1]
+
+
+def test_a_hook_reads_and_changes_what_it_encloses() -> None:
+    module, seen, factors = nn.Linear(2, 2), [], [1.0]
+    module.register_forward_hook(lambda module, arguments, y: y * factors[0])
+    compiled = genesis.compile(module)
+    for factors[0] in (1.0, 2.0):
+        assert (compiled(genesis.ones(2)) == module(genesis.ones(2))).all()
+    module.register_forward_hook(lambda module, arguments, y: seen.append(y))
+    for _ in range(3):
+        compiled(genesis.ones(2))
+    assert len(seen) == 3
+
+
+class Noisy(genesis.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * genesis.rand(3)
+
+
+def test_backward_draws_new_numbers_at_each_call() -> None:
+    found = []
+    for function in (Noisy.apply, genesis.compile(lambda x: Noisy.apply(x))):
+        genesis.manual_seed(3)
+        for _ in range(2):
+            x = genesis.ones(3, requires_grad=True)
+            function(x).sum().backward()
+            found.append(x.grad.tolist())
+    assert found[:2] == found[2:]
