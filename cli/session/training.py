@@ -537,7 +537,7 @@ def _summary_lines(summary: Summary, held_out: HeldOut | None, output: Path, wha
         if found.bits_per_byte is not None:
             perplexity = figure(found.perplexity, ",.2f")
             parts.append(f"perplexity {perplexity}, {found.bits_per_byte:.3f} bits per byte{baseline}")
-        parts += [f"{name.replace('_', ' ')} {value:.3f}" for name, value in found.figures.items()]
+        parts += [f"{name.replace('_', ' ')} {figure(value, '.3f')}" for name, value in found.figures.items()]
         yield f"held out: {', '.join(parts)}"
     yield f"state hash: {summary.state_hash}"
     yield f"{what}, metrics and picture: {output}"

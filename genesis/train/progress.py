@@ -149,8 +149,8 @@ def _evaluation(metrics: Mapping[str, float]) -> str:
 
 
 def figure(value: float, form: str) -> str:
-    """Return `value` in this format, or with an exponent if it has too many digits."""
-    return format(value, form if abs(value) < MOST_DIGITS else ".3e")
+    """Return `value` in this format, or with an exponent if it has too many digits; zeros have no sign."""
+    return format(value, f"z{form}" if abs(value) < MOST_DIGITS else ".3e")
 
 
 def duration(seconds: float) -> str:

@@ -60,10 +60,12 @@ def test_an_evaluation_is_a_line_of_its_own() -> None:
             "eval/perplexity": 12.1825,
             "eval/bits_per_byte": 1.9,
             "eval/gzip_bits_per_byte": 2.1,
+            "eval/rewards/margins": -1e-9,
         }
         progress.update(10, numbers)
         progress.update(11, {"eval/loss": 247.0, "eval/perplexity": math.exp(247.0)})
     shown = "eval at step 10: loss 2.5000  perplexity 12.18  bits per byte 1.900  gzip -9 on the same files 2.100"
+    shown += "  margins 0.000"
     diverged = "eval at step 11: loss 247.0000  perplexity 1.865e+107"
     assert stream.getvalue().splitlines()[1:] == [shown, diverged]
 
