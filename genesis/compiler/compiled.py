@@ -89,7 +89,7 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
 def layout(t: TensorBase) -> tuple[Any, ...]:
     """The facts about a tensor that a trace depends on."""
     a = t.array
-    return (a.shape, a.strides, a.dtype, a.device, t.requires_grad)
+    return (a.shape, a.strides, a.dtype, a.device.type, a.device.index, t.requires_grad)
 
 
 _FACTS = attrgetter("array.layout", "_requires_grad", "node")

@@ -73,6 +73,7 @@ class BlockStep(Step):
         if all(v.size in (1, numel(space)) and is_contiguous(v.shape, v.strides) for v in known):
             space = (numel(space),)
         self.space, self.shapes = space, {v: () if v.size == 1 and v not in group.places else space for v in known}
+        self.row, self.step = (row := numel(space[1:])), max(1, BLOCK // max(1, row))
         self.plan: list[tuple[Callable[..., Any], list[Any], Value]] = []
         for c in group.calls:
             function, operands = _block_function(c)
@@ -83,28 +84,27 @@ class BlockStep(Step):
         self.places, self.nbytes = places_of([(c.reads, c.outputs) for c in group.calls], inner, in_place=True)
 
     def run(self, array_of: Callable[[Value], Array]) -> None:
-        space, memory = self.space, {}
+        space, row, step, memory = self.space, self.row, self.step, {}
         for v, shape in self.shapes.items():
-            a = array_of(v).view_np()
+            memory[v] = a = array_of(v).view_np()
             if a.shape != shape:
-                a = a.reshape(shape) if len(shape) < 2 or v in self.results else np.broadcast_to(a, shape)
-            memory[v] = a
-        row = numel(space[1:])
-        step = max(1, BLOCK // max(1, row))
+                memory[v] = a.reshape(shape) if len(shape) < 2 or v in self.results else np.broadcast_to(a, shape)
 
         def work(start: int, stop: int) -> None:
             most = min(step, stop - start)
             size = -(-most * row // ALIGNMENT) * ALIGNMENT  # elements of a block
             scratch, shape = np.empty(self.nbytes * size, np.uint8), (most, *space[1:])
             blocks = {v: np.ndarray(shape, v.dtype.numpy, scratch, at * size) for v, at in self.places.items()}
+            values = memory | blocks
             for first in range(start, stop, step):
-                part = slice(first, min(first + step, stop))
-                values = {v: a[part] if a.ndim else a for v, a in memory.items()}
-                values.update({v: a[: part.stop - first] for v, a in blocks.items()})
+                if most < space[0]:
+                    part = slice(first, min(first + step, stop))
+                    values = {v: a[part] if a.ndim else a for v, a in memory.items()}
+                    values |= {v: a[: part.stop - first] for v, a in blocks.items()}
                 for function, operands, result in self.plan:
                     function(*[values[x] if isinstance(x, Value) else x for x in operands], out=values[result])
 
-        parallel(work, space[0], numel(space) * len(self.calls))
+        parallel(work, space[0], space[0] * row * len(self.calls))
 
 
 def _block_function(call: Call) -> tuple[Callable[..., Any], Sequence[Any]]:
