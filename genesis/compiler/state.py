@@ -209,7 +209,7 @@ class State:
         code = self._guard(getattr, function, "__code__")
         line = f"{code.co_filename}:{code.co_firstlineno}"
         if names & TENSOR_STATE:
-            raise Break(f"uses .{min(names & TENSOR_STATE)} of tensors", line)
+            raise Break(f"uses .{min(names & TENSOR_STATE)}, which no guard sees", line)
         assigned = _assigned(function)
         for name in sorted(names):
             if name in function.__globals__ or name in assigned or hasattr(builtins, name):

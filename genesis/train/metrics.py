@@ -49,7 +49,7 @@ NAMES = {
     "eval/bits_per_byte": "bits per predicted UTF-8 byte of held-out text",
     "eval/gzip_bits_per_byte": "the same for gzip -9, file by file; only for texts",
     "eval/token_accuracy": "share of target tokens that are the likeliest token",
-    "eval/num_tokens": "target tokens",
+    "eval/num_tokens": "target tokens; for preferences, pairs or judged answers",
     "perf/tokens_per_second": "tokens per second of training steps; without warm-up, evaluation and saving",
     "perf/step_ms": "milliseconds per training step; without warm-up, evaluation and saving",
     "perf/mfu": "model FLOPs over peak FLOPs",
