@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from genesis.compiler.compiled import Compiled, CompiledModule, compiled_functions
-from genesis.compiler.fuse import Fusion, Group, point_like, split_totals
+from genesis.compiler.fuse import Fusion, Group, split_totals
 from genesis.compiler.graph import Call, Graph, Value, Windows
 from genesis.compiler.program import BlockStep, Program, Step
 from genesis.errors import UsageError
@@ -28,7 +28,10 @@ def schedule(name: str, graph: Graph) -> Program:
         make = GroupStep
 
     def is_point(call: Call) -> bool:
-        return point_like(call) and (expression_of(call) is not None if is_gpu else not call.is_random)
+        # What `tril` and `triu`, of the family "shape", keep depends on the place in the matrix.
+        is_elementwise = call.op.elementwise and call.op.family != "shape" and len(call.outputs) == 1
+        is_known = is_elementwise and (expression_of(call) is not None if is_gpu else not call.is_random)
+        return is_known and call.outputs[0].size > 0
 
     graph = Windows(split_totals(graph), is_point).graph if is_gpu else graph
     units = Fusion(graph, is_point, is_gpu).ordered() if len(devices) == 1 else graph.calls

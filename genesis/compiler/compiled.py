@@ -201,9 +201,7 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
     trace = Trace([t.array for t in state.tensors])
     if len({id(t.array.storage) for t in tensors}) < len(tensors):
         raise Break("takes arguments that share memory")
-    fakes = [TensorBase.wrap(trace.input(t.array)) for t in tensors]
-    for stand_in, t in zip(fakes, tensors, strict=True):
-        stand_in._requires_grad = t.requires_grad
+    fakes = [TensorBase.wrap(trace.input(t.array)).requires_grad_(t.requires_grad) for t in tensors]
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
     arguments = [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes]
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)

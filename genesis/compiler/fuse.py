@@ -241,11 +241,8 @@ def is_reduction(call: Call) -> bool:
 
 def split_totals(graph: Graph) -> Graph:
     """Return the graph with totals of computed floats as two reductions, the first over rows that it reduces anyway."""
-    rows: dict[Shape, Shape] = {}
-    for call in filter(is_reduction, graph.calls):
-        shape, axes = call.inputs[0].shape, reduced_axes(call)
-        if 0 < len(axes) < len(shape) and axes == tuple(range(len(shape) - len(axes), len(shape))):
-            rows[shape] = axes
+    pairs = [(call.inputs[0].shape, reduced_axes(call)) for call in graph.calls if is_reduction(call)]
+    rows = {s: axes for s, axes in pairs if 0 < len(axes) < len(s) and axes == tuple(range(len(s) - len(axes), len(s)))}
     calls, makers = list[Call](), graph.makers
 
     def add(name: str, x: Value, attrs: dict[str, Any], shape: Shape, dtype: DType) -> Value:
@@ -266,8 +263,3 @@ def split_totals(graph: Graph) -> Graph:
             call = Call(registry["cast"], (y.window(out.shape, out.strides, 0),), {"dtype": out.dtype}, call.outputs)
         calls.append(call)
     return Graph(graph.inputs, calls, graph.outputs, graph.writes)
-
-
-def point_like(call: Call) -> bool:
-    """Whether a call is elementwise with one result. What `tril` and `triu` keep depends on the place in the matrix."""
-    return call.op.elementwise and call.op.family != "shape" and len(call.outputs) == 1 and call.outputs[0].size > 0

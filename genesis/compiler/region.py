@@ -206,11 +206,8 @@ def saved_values(
 
 def can_repeat(call: Call) -> bool:
     """Whether backward may compute a call of forward again."""
-    if call.op.name in ("fill", "arange"):
-        return True
-    if not call.op.elementwise or len(call.outputs) != 1:
-        return False
-    return call.outputs[0].device.type != "cpu" or call.op.name in CHEAP
+    is_fast = call.outputs[0].device.type != "cpu" or call.op.name in CHEAP
+    return call.op.name in ("fill", "arange") or (call.op.elementwise and len(call.outputs) == 1 and is_fast)
 
 
 def _cut(

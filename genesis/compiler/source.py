@@ -76,7 +76,7 @@ class GroupStep(Step):
         if group.split is None and not group.partial and (split := _rows(group.space, writer.strides)) is not None:
             group.split = split  # then addresses need no division of element numbers
             writer = _Writer(group, self.stored)
-        self.operands, self.strides = writer.operands, writer.strides
+        self.operands, self.strides, self.order = writer.operands, writer.strides, writer.order
         results = [*self.stored, *(call.outputs[0] for call in group.partial)]
         super().__init__(group.calls, [v.root for v in self.operands], results)
         # The name depends on nothing but the source, so that another process finds the machine code in the cache.
@@ -106,8 +106,8 @@ class GroupStep(Step):
         resident = backend.persistent_programs(32 // warps(self.tile))
         programs = min(self.tiles, resident) if self.group.partial else self.tiles
         totals = [array_of(call.outputs[0]) for call in self.group.partial]
-        kinds = map(accumulator, self.group.partial)
-        partials = [empty((programs, x.size), kind, x.device) for x, kind in zip(totals, kinds, strict=True)]
+        pairs = zip(self.group.partial, totals, strict=True)
+        partials = [empty((programs, x.size), accumulator(call), x.device) for call, x in pairs]
         self._launch(programs, [*map(array_of, self.stored), *partials], list(map(array_of, self.operands)))
         for call, out, partial in zip(self.group.partial, totals, partials, strict=True):
             flat = out.view((out.size,), (1,), out.offset)
@@ -117,26 +117,20 @@ class GroupStep(Step):
     def _launch(self, programs: int, stores: list[Array], loads: list[Array]) -> None:
         group, space, strides = self.group, self.group.space, self.strides
         if group.split is None:
-            order = memory_order(space, strides[0] if self.stored else contiguous_strides(space))
-            sizes, *merged = collapse(*(tuple(each[d] for d in order) for each in (space, *strides)))
+            sizes, *merged = collapse(*(tuple(each[d] for d in self.order) for each in (space, *strides)))
             block, width = self.tile[0], sizes[-1]
             wraps = (width + block - 2) // width if len(sizes) == 2 and width >= block // 4 else 0
-            launch(
-                self.kernel, programs, *stores, *loads, numel(space), programs, sizes,
-                *(in_order(sizes, each) for each in merged), INT64=needs_int64(sizes, *merged), WRAPS=wraps,
-                BLOCK=block, num_warps=4,
-            )  # fmt: skip
-            return
-        k = group.split
-        rows, *row_strides = collapse(*(each[:k] for each in (space, *strides)))
-        columns, *column_strides = collapse(*(each[k:] for each in (space, *strides)))
-        both = [(*r, *c) for r, c in zip(row_strides, column_strides, strict=True)]
-        r, *pieces = self.tile
-        widths = {f"C{end}": c for end, c in zip(PIECES, pieces, strict=False)}
-        launch(
-            self.kernel, programs, *stores, *loads, group.rows, group.columns, programs, rows, columns, *row_strides,
-            *column_strides, INT64=needs_int64((*rows, *columns), *both), R=r, num_warps=warps(self.tile), **widths,
-        )  # fmt: skip
+            layout: Any = (numel(space), programs, sizes, *(in_order(sizes, each) for each in merged))
+            constants = {"INT64": needs_int64(sizes, *merged), "WRAPS": wraps, "BLOCK": block}
+        else:
+            k = group.split
+            rows, *row_strides = collapse(*(each[:k] for each in (space, *strides)))
+            columns, *column_strides = collapse(*(each[k:] for each in (space, *strides)))
+            both = [(*r, *c) for r, c in zip(row_strides, column_strides, strict=True)]
+            layout = (group.rows, group.columns, programs, rows, columns, *row_strides, *column_strides)
+            tile = dict(zip(("R", *(f"C{end}" for end in PIECES)), self.tile, strict=False))
+            constants = {"INT64": needs_int64((*rows, *columns), *both), **tile}
+        launch(self.kernel, programs, *stores, *loads, *layout, num_warps=warps(self.tile), **constants)
 
 
 LOOP_TILE = 4096  # columns of a long row that a program holds at a time
@@ -187,6 +181,9 @@ class _Writer:
 
     def __init__(self, group: Group, stored: list[Value]) -> None:
         self.group, self.stored = group, stored
+        # Dimensions of the space, the widest stride of the first result first.
+        widest = group.places[stored[0]] if stored else contiguous_strides(group.space)
+        self.order = memory_order(group.space, widest)
         self.windows: list[Shape] = []
         self.indices: list[Shape] = []
         # Without reductions a tile holds a part of the columns.
@@ -229,13 +226,10 @@ class _Writer:
     def tile(self) -> str:
         return "[BLOCK]" if self.group.split is None else "[R, C$]"
 
-    def function(self, function: Any, hint: str) -> str:
+    def function(self, function: Any) -> str:
         """The name by which the source refers to a function of tiles."""
-        for name, known in self.globals.items():
-            if known is function:
-                return name
-        name = hint if hint not in self.globals else f"{hint}_{len(self.globals)}"
-        self.globals[name] = function
+        name: str = function.__name__
+        assert self.globals.setdefault(name, function) is function, f"two functions are called {name}"
         return name
 
     def shape_of(self, strides: Shape) -> str:
@@ -276,7 +270,7 @@ class _Writer:
             elif shape == "[1, 1]":
                 where, mask = "tl.full([1, 1], 0, tl.int32)", "None"
             register = f"x{name}{'$' if 'C' in shape else ''}"
-            text = f"converted(tl.load({name} + {where}, mask={mask}), {_word(work_type(v.dtype))})"
+            text = f"converted(tl.load({name} + {where}, mask={mask}), {_WORDS[work_type(v.dtype).name]})"
             self.lines.append((0, f"{register} = {text}  # {shape}"))
             self.loaded[key], self.shapes[register] = register, shape
         return self.loaded[key]
@@ -285,14 +279,14 @@ class _Writer:
         """An operand as an expression in the work type of an op."""
         if not isinstance(x, Value):
             shape = "[1]" if self.group.split is None else "[1, 1]"
-            return f"tl.full({shape}, {literal(scalar_argument(x, work))}, {_word(work)})"
+            return f"tl.full({shape}, {literal(scalar_argument(x, work))}, {_WORDS[work.name]})"
         if x.root in self.names:
             name = self.names[x.root]
         else:
             lift = None if call.op.name in REDUCTIONS else self.group.lift(call)
             over = broadcast_strides(x.shape, x.strides, self.group.space) if lift is None else lift(x.shape, x.strides)
             name = self.load(x, over)
-        return name if work_type(x.dtype) is work else f"converted({name}, {_word(work)})"
+        return name if work_type(x.dtype) is work else f"converted({name}, {_WORDS[work.name]})"
 
     def keep(self, call: Call, text: str, work: DType | None = None, shape: str = "") -> None:
         """Name the result of a call, which `text` computes in the type `work`: by default the result's work type."""
@@ -300,10 +294,10 @@ class _Writer:
         work, shape = work or kind, shape or self.shape_of(self.group.places[out])
         name = f"v{len(self.names)}{'$' if 'C' in shape[-2:-1] else ''}"
         if call.op.name == "cast" and out.dtype is not kind:  # the user asks for the rounding
-            text = f"converted({text}, {_word(out.dtype)})"
+            text = f"converted({text}, {_WORDS[out.dtype.name]})"
             work = out.dtype
         if work is not kind or kind is bool_:
-            text = f"converted({text}, {_word(kind)})"
+            text = f"converted({text}, {_WORDS[kind.name]})"
         self.emit(f"{name} = {text}  # {call.op.name}, {shape}")
         self.names[out], self.shapes[name], self.levels[name] = name, shape, self.level
 
@@ -324,7 +318,7 @@ class _Writer:
             narrow = call.outputs[0].dtype.itemsize < 4  # the result is rounded to 2 bytes at the end
             if call.op.name in ("sigmoid", "exp", "tanh"):
                 function = tile_function(call.op.name, "fast" if narrow else "quick")
-            text = f"{self.function(function, call.op.name)}({', '.join(arguments)})"
+            text = f"{self.function(function)}({', '.join(arguments)})"
         self.keep(call, text, found.work, shape)
 
     def quotient(self, x: str, y: str, shape: str) -> str:
@@ -333,7 +327,7 @@ class _Writer:
             return f"{x} / {y}"
         name = f"{y}_inverse"
         if name not in self.shapes:
-            divide = self.function(maths.divide, "divide")
+            divide = self.function(maths.divide)
             self.emit(f"{name} = {divide}(tl.full({y}.shape, 1, tl.float32), {y})", self.levels.get(y, 0))
             self.shapes[name] = self.shapes[y]
         return f"{x} * {name}"
@@ -386,22 +380,19 @@ class _Writer:
         attrs = f"{call.attrs['offset']}, {min(int(p * 2.0**32), 0xFFFFFFFF)}"
         shape, value = self.shape_of(place), self.operand(x, call, work)
         if k is None:
-            order = memory_order(
-                space, (self.stored and self.group.places[self.stored[0]]) or contiguous_strides(space)
-            )
-            fours = collapse(*(tuple(each[d] for d in order) for each in (space, strides)))[1] == (1,)
+            fours = collapse(*(tuple(each[d] for d in self.order) for each in (space, strides)))[1] == (1,)
             where, aligned = "tile * BLOCK + tl.arange(0, BLOCK // 4) * 4", True
         else:
             fours = shape[-2] == "C" and self.group.columns > 2 and collapse(space[k:], strides[k:])[1] == (1,)
             where = f"offsets(r, rows, r{e}) + first$ + tl.arange(0, C$ // 4)[None, :] * 4"
             aligned = all(st % 4 == 0 for st in strides[:k])
         if fours:
-            keeps = f"{self.function(random.kept_fours, 'kept_fours')}({pointer}, {where}, {attrs}, {aligned})"
+            keeps = f"{self.function(random.kept_fours)}({pointer}, {where}, {attrs}, {aligned})"
         else:
             where = self.address(e, shape)[0]
-            keeps = f"{self.function(random.kept, 'kept')}({pointer}, {where}, {attrs})"
+            keeps = f"{self.function(random.kept)}({pointer}, {where}, {attrs})"
         scale = literal(float(1 / (1 - p) if p < 1 else 0))
-        word = _word(work)
+        word = _WORDS[work.name]
         text = f"tl.where({keeps}, tl.full([1] * {shape.count(',') + 1}, {scale}, {word}), 0.0) * {value}"
         self.keep(call, text, work, shape)
 
@@ -419,10 +410,10 @@ class _Writer:
             pieces = [form.format(value, 1).replace("$", end) for end in PIECES[: len(self.pieces)]]
             if self.rows == 1 and len(pieces) > 1:  # a scalar: Triton 3.6 broadcasts a sum of sums in a bad layout
                 pieces = [form.format(piece, 0) for piece in pieces]
-                return f"tl.full([1, 1], {functools.reduce(join.format, pieces)}, {_word(work)})"
+                return f"tl.full([1, 1], {functools.reduce(join.format, pieces)}, {_WORDS[work.name]})"
             return f"({functools.reduce(join.format, pieces)})[:, None]"
         name = f"s{len(self.sums)}"
-        first = f"{name} = tl.full([R, C], {neutral}, {_word(work)})"
+        first = f"{name} = tl.full([R, C], {neutral}, {_WORDS[work.name]})"
         self.sums.append((self.level, first, f"{name} = {join.format(name, value)}"))
         self.level += 1
         return f"{form.format(name, 1)}[:, None]"
@@ -430,7 +421,7 @@ class _Writer:
     def joined(self, op: str, work: DType) -> tuple[str, str, str]:
         """The neutral value of a reduction, the reduction of two values, and the reduction of a dimension of a tile."""
         if op in ("amax", "amin"):
-            combine = self.function(maths.maximum if op == "amax" else maths.minimum, op)
+            combine = self.function(maths.maximum if op == "amax" else maths.minimum)
             return _extreme(work, op), combine + "({}, {})", f"tl.reduce({{}}, {{}}, {combine})"
         if op in ("any", "all"):
             name, neutral = ("max", "0") if op == "any" else ("min", "1")
@@ -448,7 +439,7 @@ class _Writer:
             name = f"v{len(self.names)}"
             self.emit(f"{name}_sum = {self.reduce_row(value, op, work)}")
             self.emit(f"{name}_far$ = {self.masked(f'{value} - {name}_sum / {columns}', 0)}  # [R, C]")
-            count = f"tl.full([1, 1], {max(columns - call.attrs.get('correction', 1), 0.0)}, {_word(work)})"
+            count = f"tl.full([1, 1], {max(columns - call.attrs.get('correction', 1), 0.0)}, {_WORDS[work.name]})"
             text = f"({self.reduce_row(f'{name}_far$ * {name}_far$', op, work)}) / {count}"
         elif op in ("any", "all"):
             text = self.reduce_row(f"{value}.to(tl.int32)", op, int32) + " != 0"
@@ -542,7 +533,7 @@ class _Writer:
         for j, call in enumerate(totals):
             start = self.joined(call.op.name, accumulator(call))[0]
             name = f"t{j}" if self.group.split is None else f"t{j}$"
-            head.append(f"{name} = tl.full({self.tile}, {start}, {_word(accumulator(call))})")
+            head.append(f"{name} = tl.full({self.tile}, {start}, {_WORDS[accumulator(call).name]})")
         pad, lines = " " * 4, [line for _, line in self.lines]
         body = ["if INT64:", "    tile = tile.to(tl.int64)", *tile]
         if self.group.split is None:  # masks of lengths that are not multiples of 16 would prevent wide loads
@@ -560,11 +551,7 @@ class _Writer:
         return "\n".join([signature, *(pad + line for line in text)]) + "\n"
 
 
-def _word(dtype: DType) -> str:
-    """A type as the source names it."""
-    return _WORDS[dtype.name]
-
-
+# A type as the source names it.
 _WORDS = {name: next(f"tl.{n}" for n in dir(tl) if getattr(tl, n) is kind) for name, kind in TRITON.items()}
 
 

@@ -305,10 +305,9 @@ def _is_own(x: Any) -> bool:
 
 def names_of(function: types.FunctionType) -> set[str]:
     """The names of globals and attributes in the code of a function and of the functions inside it, and its strings."""
-    found: set[str] = set()
-    for each in _codes(function.__code__):
-        found.update(each.co_names, (c for c in each.co_consts if isinstance(c, str) and c.isidentifier()))
-    return found
+    codes = list(_codes(function.__code__))
+    strings = {c for each in codes for c in each.co_consts if isinstance(c, str) and c.isidentifier()}
+    return strings.union(*(each.co_names for each in codes))
 
 
 def _assigned(function: types.FunctionType) -> set[str]:

@@ -285,8 +285,8 @@ class Trace:
 
 def inferred(op: Op, inputs: tuple[Any, ...], attrs: dict[str, Any], out: Any) -> tuple[tuple[Spec, ...], Device]:
     """Return the specs and the device of the results of a call. Raises the op's errors."""
-    given = tuple([o for o in (out if isinstance(out, tuple) else (out,)) if o is not None])
-    device = attrs.get("device") or common_device(op.name, (*inputs, *given))
+    operands = (*inputs, *(out if isinstance(out, tuple) else (out,)))
+    device = attrs.get("device") or common_device(op.name, operands)
     specs = op.infer(*inputs, **{name: value for name, value in attrs.items() if name != "device"})
     return (specs,) if isinstance(specs, Spec) else specs, device
 
