@@ -27,7 +27,7 @@ from genesis.compiler.graph import Value
 from genesis.compiler.lazy import LazyFunction
 from genesis.compiler.program import Program
 from genesis.compiler.region import Region, tape_ends
-from genesis.compiler.state import ATOMS, State
+from genesis.compiler.state import ATOMS, State, tensor_facts
 from genesis.compiler.trace import Break, Lazy, Trace, active
 from genesis.complexes import ComplexTensor
 from genesis.dtypes import default_dtype, int64
@@ -64,8 +64,7 @@ def flatten(x: Any, tensors: list[TensorBase]) -> Any:
     if isinstance(x, (list, tuple)):
         return (type(x), *[flatten(each, tensors) for each in x])
     if isinstance(x, dict) or (hasattr(type(x), "__dataclass_fields__") and hasattr(x, "__dict__")):
-        fields = x if isinstance(x, dict) else vars(x)
-        return (type(x), *[(key, flatten(each, tensors)) for key, each in fields.items()])
+        return (type(x), *[(k, flatten(v, tensors)) for k, v in (x if isinstance(x, dict) else vars(x)).items()])
     return Leaf(x, (type(x), repr(x)) if isinstance(x, ATOMS) else id(x))
 
 
@@ -76,12 +75,10 @@ def rebuild(described: Any, tensors: list[Any]) -> Any:
     kind = described[0]
     if kind is TensorBase:
         return tensors[described[1]]
-    if issubclass(kind, dict):
-        return kind((key, rebuild(each, tensors)) for key, each in described[1:])
-    if hasattr(kind, "__dataclass_fields__"):
-        record = object.__new__(kind)
-        vars(record).update((key, rebuild(each, tensors)) for key, each in described[1:])
-        return record
+    if issubclass(kind, dict) or hasattr(kind, "__dataclass_fields__"):
+        made = kind.__new__(kind)
+        (made if isinstance(made, dict) else vars(made)).update({key: rebuild(x, tensors) for key, x in described[1:]})
+        return made
     parts = [rebuild(each, tensors) for each in described[1:]]
     return kind(*parts) if kind is ComplexTensor or hasattr(kind, "_fields") else kind(parts)
 
@@ -138,9 +135,14 @@ class Entry:
         self.layouts = list(map(layout, self.tensors))
         self._facts: list[Any] = []  # of these tensors when their layouts were last compared
 
-    def holds(self) -> bool:
-        """Whether the guards hold now."""
-        if not self.state.holds():
+    def shares(self, tensors: list[TensorBase]) -> bool:
+        """Whether arguments share memory with each other or with captured tensors."""
+        storages = {id(t.array.storage) for t in tensors}
+        return len(storages) < len(tensors) or any(id(t.array.storage) in storages for t in self.tensors)
+
+    def holds(self, tensors: list[TensorBase]) -> bool:
+        """Whether the guards hold now, for these arguments."""
+        if not self.state.holds() or (self.region.programs[0].changed and self.shares(tensors)):
             return False
         if list(map(_FACTS, self.tensors)) == self._facts:
             return True
@@ -199,22 +201,19 @@ def _call_with_draws(function: Callable[[], Any], trace: Trace, device: Device) 
 def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], state: State) -> Entry:
     """Trace a function for arguments like these. Raises Break if it cannot be traced."""
     trace = Trace([t.array for t in state.tensors])
-    if len({id(t.array.storage) for t in tensors}) < len(tensors):
-        raise Break("takes arguments that share memory")
     fakes = [TensorBase.wrap(trace.input(t.array)).requires_grad_(t.requires_grad) for t in tensors]
     device = next((t.array.device for t in (*tensors, *state.tensors)), CPU)
-    arguments = [(t.array, t._requires_grad, t._grad is None, t.node) for t in fakes]
+    arguments = list(map(tensor_facts, fakes))
     began, (args, kwargs) = next(_sequence), rebuild(described, fakes)
     with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: compiled.function(*args, **kwargs), trace, device)
     if not state.holds() or not state.tensors_hold():
         raise Break("changes an attribute, a list, a variable, or the data or gradient of a tensor", is_passing=True)
     again, outputs = list[TensorBase](), list[TensorBase]()
-    is_same = flatten((args, kwargs), again) == described
-    if not is_same or [(t.array, t._requires_grad, t._grad is None, t.node) for t in again] != arguments:
+    if flatten((args, kwargs), again) != described or list(map(tensor_facts, again)) != arguments:
         raise Break("changes an argument: a container, data, gradient, requires_grad, or values with a gradient")
     structure = flatten(result, outputs)
-    if any(not isinstance(x, type) for x in _objects(structure)):
+    if any(not isinstance(x, type) or hasattr(x, "default_factory") for x in _objects(structure)):
         raise Break("returns an object that is not a tensor, a number or a container of these")
     # Results that exist already are returned themselves.
     numbers, reachable = {id(t): i for i, t in enumerate(fakes)}, {id(t) for t in state.tensors}
@@ -239,11 +238,7 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
     captured = [owners.get(id(x), x) for x, _ in trace.captured]
     numbers |= {id(t): len(trace.graph.inputs) + i for i, t in enumerate(captured)}
     sources = [(edge, numbers[id(leaf)]) for edge, leaf in leaves]
-    then = random.default_generator.state()
     region = Region(compiled.name, trace, inner, sources, compiled.schedule, compiled.replays)
-    if random.default_generator.state() != then:
-        random.default_generator.restore(then)
-        raise Break("draws random numbers in its backward pass")
     return Entry(region, state, captured, structure, outside, taken, device)
 
 
@@ -287,7 +282,7 @@ class Compiled:
         described = flatten((args, kwargs), tensors)
         key = (described, settings_now(), *[layout(t) for t in tensors])
         for entry in self.entries.get(key, ()):
-            if entry.holds():
+            if entry.holds(tensors):
                 self.replayed += 1
                 if self.verify and self.replayed % self.verify == 0:
                     self._compare(entry, described, tensors)
@@ -329,11 +324,17 @@ class Compiled:
 
     def _trace(self, described: Any, tensors: list[TensorBase]) -> Entry:
         """Trace the function. Raises Break if that is impossible, after undoing what the function changed."""
-        state = State(self.function, _objects(described))
+        state, then = State(self.function, _objects(described)), random.default_generator.state()
         try:
-            return trace_call(self, described, tensors, state)
+            entry = trace_call(self, described, tensors, state)
+            if random.default_generator.state() != then:
+                raise Break("draws random numbers in its backward pass")
+            if entry.region.programs[0].changed and entry.shares(tensors):
+                raise Break("changes arguments that share memory with each other or what it reads", is_passing=True)
+            return entry
         except (Break, Exception):
             state.restore()
+            random.default_generator.restore(then)
             raise
 
     def _new_entry(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:

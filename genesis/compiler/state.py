@@ -89,12 +89,12 @@ class State:
             for x in (*(hook for table in everywhere.values() for hook in table.values()), function, *objects):
                 self._visit(x)
         self.version = changes.count
-        self._facts = [_facts(t) for t in self.tensors]
+        self._facts = [tensor_facts(t) for t in self.tensors]
 
     def tensors_hold(self) -> bool:
         """Whether a trace left the tensors' arrays, gradients and graph nodes unchanged."""
         pairs = zip(self.tensors, self._facts, strict=True)
-        return not any(_facts(t)[i] is not facts[i] for t, facts in pairs for i in range(4))
+        return not any(tensor_facts(t)[i] is not facts[i] for t, facts in pairs for i in range(4))
 
     def holds(self) -> bool:
         """Whether no guarded fact has changed."""
@@ -287,7 +287,7 @@ class State:
 
 
 _FACTS = ("array", "_grad", "_requires_grad", "node", "output", "history", "_view_history")
-_facts = attrgetter(*_FACTS)
+tensor_facts = attrgetter(*_FACTS)
 _ABSENT = object()
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _STANDARD = str(Path(types.__file__).parent)

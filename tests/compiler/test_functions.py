@@ -180,6 +180,32 @@ def test_changes_of_containers_reach_the_caller(name: str) -> None:
     assert found[0] == found[1]
 
 
+def added(x: Any, total: Any) -> Any:
+    before = x * 2
+    with genesis.no_grad():
+        total.add_(1)
+    return before + x
+
+
+def test_an_argument_that_changes_may_be_another_one_or_a_captured_tensor() -> None:
+    found = []
+    for wrap in (lambda f: f, genesis.compile):
+        x, function = genesis.ones(4), wrap(added)
+        captured = wrap(lambda total, x=x: added(x, total))
+        calls = [function(x, genesis.ones(4)), function(x, x.detach()), captured(genesis.ones(4)), captured(x[:4])]
+        found.append([y.tolist() for y in (*calls, function(x, genesis.ones(4)), captured(x))])
+    assert found[0] == found[1]
+
+
+def test_arguments_that_share_memory_and_do_not_change_are_traced() -> None:
+    compiled = genesis.compile(lambda q, k: (q * k).exp().sum(-1), fullgraph=True)
+    x = genesis.linspace(0, 1, 24).reshape(2, 12).requires_grad_()
+    y = compiled(*x.chunk(2, -1))
+    assert y.tolist() == pytest.approx((x[:, :6] * x[:, 6:]).exp().sum(-1).tolist())
+    y.sum().backward()
+    assert x.grad[0].tolist() == pytest.approx((x.roll(6, 1) * (x * x.roll(6, 1)).exp())[0].tolist())
+
+
 def test_a_hook_reads_and_changes_what_it_encloses() -> None:
     module, seen, factors = nn.Linear(2, 2), [], [1.0]
     module.register_forward_hook(lambda module, arguments, y: y * factors[0])
