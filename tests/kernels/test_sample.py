@@ -169,24 +169,27 @@ def test_rows_of_all_kinds_share_a_batch_and_do_not_touch_each_other() -> None:
         np.testing.assert_array_equal(alone, tokens[some])
 
 
-def test_programs_of_several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many rows have; the last program has fewer tiles than the others."""
-    monkeypatch.setattr(kernels, "PROGRAMS", 6)
+@pytest.mark.parametrize(("programs", "rows"), [(6, 2), (264, 1)])  # calls are replayed for the same shapes
+def test_programs_with_few_and_many_groups(monkeypatch: pytest.MonkeyPatch, programs: int, rows: int) -> None:
+    """One of many groups lists those with candidates; the last program has fewer groups than the others."""
+    monkeypatch.setattr(kernels, "PROGRAMS", programs)
+    monkeypatch.setattr(kernels, "BIN_PROGRAMS", programs)
     rng = np.random.default_rng(12)
-    logits = (rng.standard_normal((2, 5 * V)) * 3).astype(np.float32)
-    for settings, top_k in (((1, 0.9, 0, 1), 0), ((5, 1, 0, 1), [50, 1800])):
+    logits = (rng.standard_normal((rows, 8 * V)) * 3).astype(np.float32)
+    for settings, top_k in (((1, 0.9, 0, 1), 0), ((5, 1, 0, 1), [50, 1800][-rows:])):
         assert_equal(logits, settings, top_k)
 
 
 @pytest.mark.sample(cases=1)
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_programs_of_whole_rows(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
-    """As more rows have. Top-p leaves out none of the tokens from the bins, those below 2^-16, or those below 2^-8."""
-    monkeypatch.setattr(kernels, "FEW_ROWS", 0)
+    """As many rows have. Top-p leaves few or many tokens out of the bins, and min-p few or many groups."""
+    for name, number in (("FEW_ROWS", 0), ("PROGRAMS", 1), ("BIN_PROGRAMS", 1)):
+        monkeypatch.setattr(kernels, name, number)
     logits = (np.random.default_rng(15).standard_normal((4, 2 * V)) * scale).astype(np.float32)
     for top_p in (0.5, 0.9, 0.999):
         assert_equal(
-            logits, [(1, top_p, 0, 1), (0.5, top_p, 0, 1), (2, top_p, 0.01, 1), (1, top_p, 0, 1)], [0, 0, 0, 1500]
+            logits, [(1, top_p, 0, 1), (0.5, 1, top_p, 1), (2, top_p, 0.01, 1), (1, top_p, 0, 1)], [0, 0, 0, 1500]
         )
 
 

@@ -2,9 +2,10 @@
 
 1. `chunk_kernel` finds in each chunk of a row the greatest and the least score, whether all logits are finite, and the
    greatest score of each group of ids. If any token can be drawn, it also sums the weights.
-2. `bin_kernel` sums for each bin of scores the number of its tokens, or their weights (sample_parts.py).
+2. `bin_kernel` sums for each bin of scores the number of its tokens, or their weights (sample_parts.py). With many rows
+   each program has its own bins in shared memory, and adds them to the row's at its end.
 3. `draw_kernel` finds from these sums the bins in which top-k, top-p and the draw can end. The tokens of these bins
-   become candidates, and the last program of a row sorts them.
+   become candidates, and the last program of a row sorts them. Groups that cannot have candidates are not read again.
 
 Kernels read the settings of each row on the device, so one graph works for all settings. A row with a small top-k skips
 2 and takes its candidates from the groups (sample_parts.py). A row that takes the likeliest token or may draw any token
@@ -24,6 +25,7 @@ import triton.language as tl
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.dispatch import cuda_impl
+from genesis.backend.cuda.driver import is_interpreted
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32, float64, int32, int64
 from genesis.kernels import maths
@@ -34,7 +36,6 @@ from genesis.kernels.decode.sample_parts import (
     bin_of,
     bisected,
     facts_of_row,
-    gather_top,
     group_of,
     is_binned,
     is_plain,
@@ -42,11 +43,13 @@ from genesis.kernels.decode.sample_parts import (
     masses_of,
     ordered,
     ordered_back,
+    own_groups,
     place_in,
     random_bits,
     reached_by,
     scales_of,
     scores_of,
+    scores_of_groups,
     settings_of,
     share_of,
     top_groups,
@@ -57,14 +60,15 @@ from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previou
 from genesis.kernels.elements import TRITON, converted, work_type
 from genesis.ops.shape import contiguous
 
-PROGRAMS = 264  # programs of a launch: two per SM of an H100 or H200
-FEW_ROWS = 32  # rows up to which several programs share a row
+PROGRAMS = 264  # programs of the last launch: two per SM of an H100 or H200
+BIN_PROGRAMS = 528  # programs of the second launch: four per SM
+FEW_ROWS = 7  # rows up to which all bins are in global memory
+LISTED = tl.constexpr(32)  # programs with more groups leave some out
 FIELDS = 6  # of a chunk: greatest and least score, mark of bad logits, sum of weights, greatest logit, sum of exp
 FEW = tl.constexpr(512)  # enough candidates for most rows
 MANY = tl.constexpr(2048)  # the most candidates that are sorted; `bisected` handles more
 PREFIX = tl.constexpr(1024)  # the largest top-k with which all remaining tokens become candidates, whatever they weigh
 NOWHERE = tl.constexpr(-9)  # not a bin
-SOME = tl.constexpr(2.0**-8)  # tokens below this weight, or its square, are left out of bins if top-p drops them
 MOST = tl.constexpr(0x7FFFFFFFFFFFFFFF)  # the largest int64
 
 
@@ -113,60 +117,95 @@ def chunk_kernel(p_partials, p_maxima, p_tables, p_likely, p_counters, p_logits,
 
 
 @triton.jit
-def nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_p, LOAD: tl.constexpr,
-                  T: tl.constexpr):  # fmt: skip
-    """Return a weight such that tokens of at least this weight surely have the share `top_p` of a row's weights."""
-    b_few, b_many, b_all = tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32), tl.zeros((T,), tl.float32)  # [T]
-    for first in tl.range(0, vocabulary, T, num_stages=3):
-        i = first + tl.arange(0, T)  # [T]
-        m = i < vocabulary  # [T]
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
-        weight = weights_of(scores_of(x, p_seen, start + i, m, penalty), top, scale)  # [T]
-        b_all += weight
-        b_few += tl.where(weight >= SOME, weight, 0.0)
-        b_many += tl.where(weight >= SOME * SOME, weight, 0.0)
-    wanted = converted(top_p, tl.float32) * tl.sum(b_all, 0) * (1 + 2.0**-16)
-    return tl.where(tl.sum(b_few, 0) > wanted, SOME, tl.where(tl.sum(b_many, 0) > wanted, SOME * SOME, 0.0))
+def shared_bins():
+    """Return the address of a table [2, BINS] of 0 in shared memory: low halves, 16 KiB later the high halves."""
+    at = tl.inline_asm_elementwise(
+        "{ .shared .align 16 .b64 bins[4096]; mov.u32 $0, bins; }", "=r", [], tl.int32, is_pure=False, pack=1
+    )
+    o_word = at + 8 * tl.arange(0, 2 * BINS)  # [2 * BINS]
+    tl.inline_asm_elementwise("st.shared.b64 [$1], 0; // $0", "=r,r", [o_word], tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
+    return at
 
 
-@triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
-def bin_kernel(p_tables, p_likely, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
-               LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
-               CHUNKS: tl.constexpr):  # fmt: skip
+@triton.jit
+def add_to_bins(p, at, i, number, m, SHARED: tl.constexpr):
+    """Add numbers to the elements i of a table at p, or at the address `at` of shared memory, whose fast additions have
+    32 bits: the low half passes on its carry.
+    """
+    if SHARED:
+        tl.inline_asm_elementwise(
+            """{ .reg .pred some; .reg .b32 low, high, old; mov.b64 {low, high}, $2; mov.u32 old, 0;
+            setp.ge.s32 some, $1, 0;
+            @some atom.shared.add.u32 old, [$1], low;
+            add.cc.u32 old, old, low; addc.u32 high, high, 0; setp.ne.and.u32 some, high, 0, some;
+            @some red.shared.add.u32 [$1 + 16384], high; mov.u32 $0, 0; }""",
+            "=r,r,l", [tl.where(m, at + 4 * i, -1), number], tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        tl.atomic_add(p + tl.where(m, i, 0), number, mask=m & (number > 0), sem="relaxed")
+
+
+@triton.jit
+def add_shared_bins(p, at):
+    """Add a table in shared memory to the one at p."""
+    tl.debug_barrier()
+    i = tl.arange(0, 2 * BINS)  # [2 * BINS]
+    text: tl.constexpr = "{ .reg .b32 a, b; ld.shared.u32 a, [$1]; ld.shared.u32 b, [$1 + 16384]; mov.b64 $0, {a, b}; }"
+    number = tl.inline_asm_elementwise(text, "=l,r", [at + 4 * i], tl.int64, is_pure=False, pack=1)
+    tl.atomic_add(p + i, number, mask=number > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["chunks", "fields"])
+def bin_kernel(p_tables, p_likely, p_listed, p_maxima, p_partials, p_logits, p_settings, p_top_k, p_seen, vocabulary,
+               chunks, fields, LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr,
+               G: tl.constexpr, CHUNKS: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
     """Sum the tokens and masses of the bins, and the mass of the tokens that min-p keeps. Tokens are counted if top-k
     is set, and masses are added unless top-k leaves only a few tokens.
     """
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
     if is_binned(temperature, top_p, min_p, most, vocabulary, G):
-        top, is_finite, floor, per_bin, scale = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+        top, is_finite, floor, per_bin, scale, sure = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
         if is_finite:
-            p = p_tables + row * 2 * BINS
+            p, start, groups, at = p_tables + row * 2 * BINS, row * vocabulary, chunks * (T // G), 0
+            p_listed += row * 2 * groups + tl.program_id(0) * tl.cdiv(groups, tl.num_programs(0))
             has_masses = (most == vocabulary) | (most > PREFIX)
-            # Tokens of at least this weight are added to the bins. Without top-p, tokens that min-p drops do not count;
-            # 2 drops all, because no weight exceeds 1.
-            least = tl.where(has_masses, tl.where(top_p < 1, 0.0, min_p), 2.0)
-            if (top_p < 1) & (most == vocabulary) & (tiles >= chunks):
-                start = row * vocabulary
-                least = nucleus_bound(p_logits, p_seen, start, vocabulary, penalty, top, scale, top_p, LOAD, T)
-            likely, rest = tl.zeros((T,), tl.int64), tl.zeros((T,), tl.int64)
-            for chunk in tl.range(first, tl.minimum(first + tiles, chunks), num_stages=3):
-                i = chunk * T + tl.arange(0, T)  # [T]
-                m = i < vocabulary
-                at = row * vocabulary + i
-                score = scores_of(converted(tl.load(p_logits + at, mask=m, other=0), LOAD), p_seen, at, m, penalty)
-                m = m & (score >= floor)  # [T]
-                i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
+            # Tokens of at least the weight `least` are added to bins, none behind the bin `last`. Without top-p, tokens
+            # that min-p drops do not count; 2 drops all, because no weight exceeds 1. With top-p, the tokens below
+            # `least` together weigh less than what top-p drops.
+            least, last = tl.where(has_masses, tl.where(top_p < 1, 0.0, min_p), 2.0), BINS - 1
+            if most == vocabulary:
+                if top_p < 1:
+                    dropped = converted(1 - top_p, tl.float32) * sure * (1 - 2.0**-10) - 2.0**-14
+                    least = tl.maximum(dropped, 0.0) / vocabulary
+                else:
+                    last = tl.minimum((2.0**-16 - tl.log2(min_p)) / scale * per_bin + 1, BINS - 1.0).to(tl.int32)
+            p_maxima += row * groups
+            is_listed = groups > LISTED * tl.num_programs(0)
+            count = own_groups(p_listed, p_maxima, groups, is_listed, floor, top, per_bin, last, CHUNKS * (T // G))
+            if SHARED:
+                at = shared_bins()
+            likely, rest = tl.zeros((TOKENS // 8,), tl.int64), tl.zeros((TOKENS // 8,), tl.int64)  # of 8 tokens each
+            for first in tl.range(0, count, TOKENS // G, num_stages=3):
+                _, m, score = scores_of_groups(
+                    p_listed, is_listed, first, count, p_logits, p_seen, start, vocabulary, penalty, LOAD, G
+                )
+                m = m & (score >= floor)  # [TOKENS // G, G]
+                i_bin = bin_of(score, top, per_bin)
                 if most < vocabulary:
-                    tl.atomic_add(p + i_bin, tl.full((T,), 1, tl.int64), mask=m, sem="relaxed")
+                    add_to_bins(p, at, i_bin, tl.full(i_bin.shape, 1, tl.int64), m, SHARED)
                 if has_masses | (min_p > 0):
-                    weight = weights_of(score, top, scale)  # [T]
-                    mass = masses_of(weight, UNIT)  # [T]
-                    likely += tl.where(m & (weight >= min_p), mass, 0)
-                    tl.atomic_add(p + BINS + i_bin, mass, mask=m & (mass > 0) & (weight >= least), sem="relaxed")
-                    rest += tl.where(m & (weight < least), mass, 0)
+                    weight = tl.where(m, weights_of(score, top, scale), 0.0)
+                    mass = masses_of(weight, UNIT)
+                    add_to_bins(p, at, BINS + i_bin, mass, m & (weight >= least), SHARED)
+                    rest += tl.sum(tl.reshape(tl.where(weight < least, mass, 0), (TOKENS // 8, 8)), 1)
+                    if min_p > 0:
+                        likely += tl.sum(tl.reshape(tl.where(weight >= min_p, mass, 0), (TOKENS // 8, 8)), 1)
+            if SHARED:
+                add_shared_bins(p, at)
             if (top_p < 1) & (most == vocabulary):  # the last bin has the mass of tokens that top-p drops in any case
                 tl.atomic_add(p + 2 * BINS - 1, tl.sum(rest, 0), sem="relaxed")
             if min_p > 0:
@@ -322,72 +361,6 @@ def store_row(p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite
 
 
 @triton.jit
-def draw_from_bins(p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks,
-                   vocabulary, bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD: tl.constexpr,
-                   UNIT: tl.constexpr, T: tl.constexpr):  # fmt: skip
-    """Gather the candidates of some chunks. Return the row's token and True in the row's last program."""
-    # Find the bins whose tokens are candidates.
-    o_bin = tl.arange(0, BINS)  # [BINS]
-    count_of_bin = tl.load(p_tables + row * 2 * BINS + o_bin)  # [BINS]
-    mass_of_bin = tl.load(p_tables + row * 2 * BINS + BINS + o_bin)  # [BINS]
-    likely = tl.load(p_likely + row)
-    likely = tl.where(min_p > 0, likely, MOST)
-    counts, masses = tl.cumsum(count_of_bin, 0), tl.cumsum(mass_of_bin, 0)  # [BINS] each
-    draw_first, draw_last, p_first, p_last, k_bin = ranges_of(counts, masses, likely, bits, top_p, most, vocabulary)
-    start, token = row * vocabulary, row * 0
-    # Store this program's candidates.
-    for chunk in range(first, tl.minimum(first + tiles, chunks)):
-        i = chunk * T + tl.arange(0, T)  # [T]
-        m = i < vocabulary  # [T]
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [T]
-        score = scores_of(x, p_seen, start + i, m, penalty)  # [T]
-        m = m & (score >= floor)  # [T]
-        i_bin = tl.where(m, bin_of(score, top, per_bin), 0)  # [T]
-        m = m & is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin)
-        slot = tl.atomic_add(p_counters + tl.zeros((T,), tl.int32), 1, mask=m, sem="relaxed")  # [T]
-        packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)  # [T]
-        tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
-    # Store all candidates of this program before it is counted; the row's last program draws.
-    tl.debug_barrier()
-    is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    if is_last:
-        within = is_within(o_bin, draw_first, draw_last, p_first, p_last, k_bin)  # [BINS]
-        counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)  # [BINS]
-        masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)  # [BINS]
-        is_cut = (most <= tl.minimum(PREFIX, vocabulary - 1)) | (most < tl.max(counts, 0))
-        token = drawn_from(
-            p_candidates, tl.load(p_counters), counts_aside, masses_aside, likely, tl.max(masses, 0), bits, top,
-            per_bin, scale, top_p, min_p, most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
-        )  # fmt: skip
-    return token, is_last
-
-
-@triton.jit
-def draw_from_top(p_candidates, p_maxima, p_listed, p_counters, p_logits, p_seen, row, groups, vocabulary, bits, top,
-                  floor, per_bin, scale, top_p, min_p, penalty, most, LOAD: tl.constexpr, UNIT: tl.constexpr,
-                  G: tl.constexpr, GROUPS: tl.constexpr):  # fmt: skip
-    """Do the work of `draw_from_bins` if top-k leaves few tokens. The first programs share the groups with them."""
-    start, token = row * vocabulary, row * 0
-    bound, count = top_groups(p_maxima, p_listed, groups, most, GROUPS)
-    worker = tl.program_id(0)
-    workers = tl.minimum(tl.cdiv(count, TOKENS // G), tl.num_programs(0))
-    is_last = worker < workers
-    if is_last:
-        gather_top(
-            p_candidates, p_counters, p_listed, p_logits, p_seen, start, vocabulary, penalty, bound, count, worker,
-            workers, G, MANY, LOAD,
-        )  # fmt: skip
-        tl.debug_barrier()  # stores all candidates of this program before it is counted
-        is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == workers - 1
-        if is_last:
-            token = drawn_from(
-                p_candidates, tl.load(p_counters), None, None, None, row * 0, bits, top, per_bin, scale, top_p, min_p,
-                most, most >= 0, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
-            )  # fmt: skip
-    return token, is_last
-
-
-@triton.jit
 def draw_from_chunks(p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,
                      LOAD: tl.constexpr, UNIT: tl.constexpr, T: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
     """Choose a chunk, then a token of the chunk: the likeliest, or by the weights in the order of the ids."""
@@ -411,40 +384,81 @@ def draw_from_chunks(p_partials, fields, p_logits, p_seen, row, chunks, vocabula
     return token.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["chunks", "fields", "tiles"])
+@triton.jit(do_not_specialize=["chunks", "fields"])
 def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_tables, p_likely, p_counters, p_partials,
-                p_logits, p_keys, p_settings, p_top_k, p_seen, vocabulary, chunks, fields, tiles,
+                p_logits, p_keys, p_settings, p_top_k, p_seen, vocabulary, chunks, fields,
                 HAS_LOG_PROBS: tl.constexpr, LOAD: tl.constexpr, OVERLAP: tl.constexpr, UNIT: tl.constexpr,
                 T: tl.constexpr, G: tl.constexpr, CHUNKS: tl.constexpr):  # fmt: skip
     """Gather candidates. The last program of a row draws."""
     allow_next(OVERLAP)
     wait_for_previous(OVERLAP)
-    first, row = tl.program_id(0) * tiles, tl.program_id(1).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64)
     temperature, top_p, min_p, penalty, most = settings_of(p_settings, p_top_k, row, vocabulary)
-    top, is_finite, floor, per_bin, scale = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
-    token, is_last = row * 0, first == 0
-    if is_finite:
-        bits = random_bits(p_keys, row)
-        p_candidates += row * MANY
-        p_counters += row * 2
-        if (temperature == 0) | is_plain(top_p, min_p, most, vocabulary):
-            if is_last:
-                token = draw_from_chunks(
-                    p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty,
-                    LOAD, UNIT, T, CHUNKS,
-                )  # fmt: skip
-        elif is_small(most, vocabulary, G):
-            groups = chunks * (T // G)
-            token, is_last = draw_from_top(
-                p_candidates, p_maxima + row * groups, p_listed + row * groups, p_counters, p_logits, p_seen, row,
-                groups, vocabulary, bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD, UNIT, G,
-                CHUNKS * (T // G),
+    top, is_finite, floor, per_bin, scale, _ = facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS)
+    worker, workers, start, token = tl.program_id(0), tl.num_programs(0), row * vocabulary, row * 0
+    bits, is_last = random_bits(p_keys, row), worker == 0
+    if (temperature == 0) | is_plain(top_p, min_p, most, vocabulary) | (is_finite == 0):
+        if is_last & is_finite:
+            token = draw_from_chunks(
+                p_partials, fields, p_logits, p_seen, row, chunks, vocabulary, bits, top, temperature, penalty, LOAD,
+                UNIT, T, CHUNKS,
             )  # fmt: skip
+    else:
+        groups = chunks * (T // G)
+        p_candidates, p_counters = p_candidates + row * MANY, p_counters + row * 2
+        p_maxima, p_listed = p_maxima + row * groups, p_listed + row * 2 * groups
+        o_bin, p_bin = tl.arange(0, BINS), p_tables + row * 2 * BINS + tl.arange(0, BINS)  # [BINS] each
+        likely = tl.where(min_p > 0, tl.load(p_likely + row), MOST)
+        # Find the bins whose tokens are candidates, and the groups that may have them. If top-k leaves few tokens, the
+        # first programs share the groups that reach a bound.
+        is_few = is_small(most, vocabulary, G)
+        draw_first, draw_last, p_first, p_last, k_bin = 0, BINS, NOWHERE, NOWHERE, NOWHERE
+        if is_few:
+            bound, count = top_groups(p_maxima, p_listed, groups, most, CHUNKS * (T // G))
+            is_listed, least, begin = is_few, ordered_back(bound), worker
+            workers = tl.minimum(tl.cdiv(count, TOKENS // G), workers)
+            step = workers
         else:
-            token, is_last = draw_from_bins(
-                p_candidates, p_tables, p_likely, p_counters, p_logits, p_seen, row, first, tiles, chunks, vocabulary,
-                bits, top, floor, per_bin, scale, top_p, min_p, penalty, most, LOAD, UNIT, T,
-            )  # fmt: skip
+            counts, masses = tl.cumsum(tl.load(p_bin), 0), tl.cumsum(tl.load(p_bin + BINS), 0)  # [BINS] each
+            draw_first, draw_last, p_first, p_last, k_bin = ranges_of(
+                counts, masses, likely, bits, top_p, most, vocabulary
+            )
+            p_listed += worker * tl.cdiv(groups, workers)
+            last = tl.maximum(tl.maximum(draw_last, p_last), k_bin)
+            is_listed, least, begin, step = groups > LISTED * workers, floor, worker * 0, worker * 0 + 1
+            count = own_groups(p_listed, p_maxima, groups, is_listed, floor, top, per_bin, last, CHUNKS * (T // G))
+        # Store this program's candidates before it is counted; the row's last program draws.
+        for first in tl.range(begin * (TOKENS // G), count, step * (TOKENS // G), num_stages=3):
+            i, m, score = scores_of_groups(
+                p_listed, is_listed, first, count, p_logits, p_seen, start, vocabulary, penalty, LOAD, G
+            )
+            i_bin = bin_of(score, top, per_bin)  # [TOKENS // G, G]
+            m = m & (score >= least) & is_within(i_bin, draw_first, draw_last, p_first, p_last, k_bin)
+            slot = tl.atomic_add(p_counters + i * 0, 1, mask=m, sem="relaxed")  # [TOKENS // G, G]
+            packed = ((~ordered(score)).to(tl.int64) << 32) | i.to(tl.int64)
+            tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
+        tl.debug_barrier()
+        is_last = worker < workers
+        if is_last:
+            is_last = tl.atomic_add(p_counters + 1, 1, sem="acq_rel") == workers - 1
+        if is_last:
+            number = tl.load(p_counters)
+            if is_few:
+                token = drawn_from(
+                    p_candidates, number, None, None, None, row * 0, bits, top, per_bin, scale, top_p, min_p, most,
+                    is_few, p_logits, p_seen, start, vocabulary, penalty, floor, UNIT, LOAD,
+                )  # fmt: skip
+            else:
+                count_of_bin, mass_of_bin = tl.load(p_bin), tl.load(p_bin + BINS)  # [BINS] each
+                within = is_within(o_bin, draw_first, draw_last, p_first, p_last, k_bin)  # [BINS]
+                counts_aside = tl.cumsum(tl.where(within, 0, count_of_bin), 0)  # [BINS]
+                masses_aside = tl.cumsum(tl.where(within, 0, mass_of_bin), 0)  # [BINS]
+                is_cut = (most <= tl.minimum(PREFIX, vocabulary - 1)) | (most < tl.sum(count_of_bin, 0))
+                token = drawn_from(
+                    p_candidates, number, counts_aside, masses_aside, likely, tl.sum(mass_of_bin, 0), bits, top,
+                    per_bin, scale, top_p, min_p, most, is_cut, p_logits, p_seen, start, vocabulary, penalty, floor,
+                    UNIT, LOAD,
+                )  # fmt: skip
     if is_last:
         store_row(
             p_tokens, p_log_probs, p_partials, p_logits, row, token, is_finite, vocabulary, chunks, fields,
@@ -453,17 +467,6 @@ def draw_kernel(p_tokens, p_log_probs, p_candidates, p_listed, p_maxima, p_table
 
 
 # --- Launches ---------------------------------------------------------------------------------------------------------
-
-
-def tiles_of(rows: int, vocabulary: int) -> tuple[int, int, int]:
-    """Return the ids per tile, and the tiles per program of the second and of the third launch. One row is spread over
-    all SMs. With more rows a program has several tiles, because each program first reads the results of its row's
-    chunks; in the second launch it has a whole row, if there are enough rows.
-    """
-    tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
-    chunks = triton.cdiv(vocabulary, tile)
-    tiles = max(1, triton.cdiv(rows * chunks, PROGRAMS))
-    return tile, chunks if rows > FEW_ROWS else tiles, tiles
 
 
 @cuda_impl("sample")
@@ -480,32 +483,33 @@ def sample_on_device(
     device = logits.device
     logits, keys, settings, top_k = (contiguous(x) for x in (logits, keys, settings, top_k))
     seen = None if seen is None else contiguous(seen)
-    tile, bin_tiles, tiles = tiles_of(rows, vocabulary)
+    tile = min(1024 if rows <= 2 else 2048, max(16, triton.next_power_of_2(vocabulary)))
     chunks = triton.cdiv(vocabulary, tile)
     group = min(tile, group_of(vocabulary))
-    partials = empty((FIELDS, rows, chunks), float64, device)
-    maxima, listed = (empty((rows, chunks * (tile // group)), dtype, device) for dtype in (float32, int32))
+    groups = chunks * (tile // group)
+    # Programs per row, so few that all programs of a launch run at once.
+    binning, drawing = (max(1, min(chunks, n // max(rows, 1))) for n in (BIN_PROGRAMS, PROGRAMS))
+    partials, maxima = empty((FIELDS, rows, chunks), float64, device), empty((rows, groups), float32, device)
+    listed, counters = empty((rows, 2 * groups), int32, device), empty((rows, 2), int32, device)
     tables, likely = empty((rows, 2, BINS.value), int64, device), empty((rows,), int64, device)
-    counters = empty((rows, 2), int32, device)
     candidates = empty((rows, MANY.value), int64, device)
     sizes = (vocabulary, chunks, rows * chunks)
     common = {"LOAD": TRITON[work_type(logits.dtype).name], "OVERLAP": can_overlap(logits), "T": tile, "G": group}
     # The weights add up to at most 2^62, and the likeliest token's weight is at most 2^44.
     unit = float(2 ** min(44, 62 - (vocabulary - 1).bit_length()))
-    drawing = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
-    warps = max(1, min(8, tile // 256))
+    later = {"UNIT": unit, "CHUNKS": triton.next_power_of_2(chunks), **common}
+    warps = max(1, min(8 if rows <= 8 else 2, tile // 256))
     launch(
         chunk_kernel, (chunks, rows), partials, maxima, tables, likely, counters, logits, settings, top_k, seen,
-        *sizes, HAS_LOG_PROBS=log_probs, **common, num_warps=min(warps, 8 if rows <= 8 else 2),
+        *sizes, HAS_LOG_PROBS=log_probs, **common, num_warps=warps,
     )  # fmt: skip
     launch(
-        bin_kernel, (triton.cdiv(chunks, bin_tiles), rows), tables, likely, partials, logits, settings, top_k, seen,
-        *sizes, bin_tiles, **drawing, num_warps=warps,
+        bin_kernel, (binning, rows), tables, likely, listed, maxima, partials, logits, settings, top_k, seen, *sizes,
+        SHARED=rows > FEW_ROWS and not is_interpreted(), **later, num_warps=8, maxnreg=64 if rows > FEW_ROWS else 128,
     )  # fmt: skip
     launch(
-        draw_kernel, (triton.cdiv(chunks, tiles), rows), *out, candidates, listed, maxima, tables, likely, counters,
-        partials, logits, keys, settings, top_k, seen, *sizes, tiles, HAS_LOG_PROBS=log_probs, **drawing, num_warps=8,
-        maxnreg=128,
+        draw_kernel, (drawing, rows), *out, candidates, listed, maxima, tables, likely, counters, partials, logits,
+        keys, settings, top_k, seen, *sizes, HAS_LOG_PROBS=log_probs, **later, num_warps=8, maxnreg=128,
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ Bins divide the range of scores into equal parts. The range begins at the greate
 
 A row with a small top-k needs no sums over all tokens. Chunks store the greatest score of each group of ids. A score
 near the k-th greatest of these is a bound that at least k tokens reach. Few others reach it if the likeliest tokens are
-spread over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again.
+spread over the groups: n · ln(n / (n - k)) tokens for n groups. Only groups that reach the bound are read again. With
+other settings, too, groups that end below all wanted bins are not read, if programs have many of them.
 
 A row without top-k, top-p and min-p needs neither bins nor candidates: it draws in the order of the ids, first a chunk
 by the sum of its weights, then a token of the chunk.
@@ -36,19 +37,21 @@ ENOUGH = tl.constexpr(1e38)  # replaces infinity, whose product with 0 is NaN
 
 @triton.jit
 def scores_of(x, p_seen, at, m, penalty):
-    """Return the scores of logits x at the offsets `at`, with penalties for seen ids, or LEAST where m is not set."""
+    """Return the scores of finite logits x at the offsets `at`, with penalties for seen ids, and LEAST without m."""
     if p_seen is not None:
         wide = converted(x, tl.float64)
         changed = tl.where(wide > 0, wide / penalty, wide * penalty)
         x = tl.where(tl.load(p_seen + at, mask=m, other=0) != 0, changed, wide)
-    score = converted(tl.minimum(tl.maximum(x, LEAST), -LEAST), tl.float32)
-    return tl.where(m, tl.where(score == 0, 0.0, score), LEAST)  # gives 0 and -0 the same bits
+    if x.dtype == tl.float64:
+        x = tl.minimum(tl.maximum(x, LEAST), -LEAST)
+    score = converted(x, tl.float32)
+    return tl.where(m, score, LEAST)
 
 
 @triton.jit
 def ordered(score):
     """Return int32 keys in the order of the float32 scores."""
-    bits = score.to(tl.int32, bitcast=True)
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # gives 0 and -0 the same bits
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -60,7 +63,7 @@ def ordered_back(key):
 
 @triton.jit
 def weights_of(score, top, scale):
-    return tl.exp2((score - top) * scale)
+    return tl.exp2((top - score) * -scale)
 
 
 @triton.jit
@@ -89,18 +92,21 @@ def settings_of(p_settings, p_top_k, row, vocabulary):
 @triton.jit
 def facts_of_row(p_partials, fields, row, chunks, temperature, CHUNKS: tl.constexpr):
     """Reduce the results of a row's chunks. Return the greatest score, whether all logits are finite, the score at
-    which the last bin ends, the bins per unit of score, and log2(e) / temperature.
+    which the last bin ends, the bins per unit of score, log2(e) / temperature, and the weight of the likeliest tokens
+    of all chunks.
     """
     i_c = tl.arange(0, CHUNKS)  # [CHUNKS]
     m_c = i_c < chunks  # [CHUNKS]
     p = p_partials + row * chunks + i_c
-    top = converted(tl.max(tl.load(p, mask=m_c, other=-float("inf")), 0), tl.float32)
+    best = tl.load(p, mask=m_c, other=-float("inf"))  # [CHUNKS]
+    top = converted(tl.max(best, 0), tl.float32)
     least = converted(tl.min(tl.load(p + fields, mask=m_c, other=float("inf")), 0), tl.float32)
     is_finite = tl.max(tl.load(p + 2 * fields, mask=m_c, other=0), 0) == 0
     floor = tl.maximum(least, top - SPREAD * converted(temperature, tl.float32))
     spread = top - floor
     per_bin = tl.where(spread > 0, tl.minimum(BINS / tl.where(spread > 0, spread, 1.0), ENOUGH), 0.0)
-    return top, is_finite, floor, per_bin, scales_of(temperature)
+    scale = scales_of(temperature)
+    return top, is_finite, floor, per_bin, scale, tl.sum(weights_of(converted(best, tl.float32), top, scale), 0)
 
 
 @triton.jit
@@ -190,6 +196,28 @@ def is_binned(temperature, top_p, min_p, most, vocabulary, G: tl.constexpr):
 
 
 @triton.jit
+def listed(p_listed, i_g, m):
+    """List the groups i_g where m is set, for this program to read, and return their number."""
+    tl.store(p_listed + tl.cumsum(m.to(tl.int32), 0) - 1, i_g, mask=m)
+    tl.debug_barrier()
+    return tl.sum(m.to(tl.int32), 0)
+
+
+@triton.jit
+def own_groups(p_listed, p_maxima, groups, is_listed, floor, top, per_bin, last, N: tl.constexpr):
+    """Return the number of this program's groups. If they are listed, groups whose scores all lie behind the bin `last`
+    are left out.
+    """
+    count = tl.cdiv(groups - tl.program_id(0), tl.num_programs(0))
+    if is_listed:
+        i_g = tl.program_id(0) + tl.arange(0, N) * tl.num_programs(0)  # [N]
+        greatest = tl.load(p_maxima + i_g, mask=i_g < groups, other=LEAST)  # [N]
+        m = (i_g < groups) & (greatest >= floor) & (bin_of(greatest, top, per_bin) <= last)
+        count = listed(p_listed, i_g, m)
+    return count
+
+
+@triton.jit
 def top_groups(p_maxima, p_listed, groups, most, N: tl.constexpr):
     """Find a score that at least `most` and about 5/4 · most groups reach. Return its `ordered` key and the number of
     these groups, and list them in `p_listed`. All programs of a row write the same list.
@@ -206,27 +234,20 @@ def top_groups(p_maxima, p_listed, groups, most, N: tl.constexpr):
         low, high = tl.where(is_enough, middle, low), tl.where(is_enough, high, middle)
         count = tl.where(is_enough, number, count)
     bound = low.to(tl.int32)
-    m = m & (key >= bound)  # [N]
-    tl.store(p_listed + tl.cumsum(m.to(tl.int32), 0) - 1, i_g, mask=m)
-    tl.debug_barrier()  # the program reads its list next
-    return bound, count
+    return bound, listed(p_listed, i_g, m & (key >= bound))
 
 
 @triton.jit
-def gather_top(p_candidates, p_count, p_listed, p_logits, p_seen, start, vocabulary, penalty, bound, count, worker,
-               workers, G: tl.constexpr, MANY: tl.constexpr, LOAD: tl.constexpr):  # fmt: skip
-    """Store this program's candidates: the tokens of its listed groups that reach the bound."""
-    i_n = tl.arange(0, TOKENS)  # [TOKENS]
-    for first in range(worker * (TOKENS // G), count, workers * (TOKENS // G)):
-        place = first + i_n // G  # [TOKENS]
-        i = tl.load(p_listed + place, mask=place < count, other=0, cache_modifier=".cg") * G + i_n % G  # [TOKENS]
-        m = (place < count) & (i < vocabulary)  # [TOKENS]
-        x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)  # [TOKENS]
-        key = ordered(scores_of(x, p_seen, start + i, m, penalty))  # [TOKENS]
-        m = m & (key >= bound)  # [TOKENS]
-        slot = tl.atomic_add(p_count + tl.zeros((TOKENS,), tl.int32), 1, mask=m, sem="relaxed")  # [TOKENS]
-        packed = ((~key).to(tl.int64) << 32) | i.to(tl.int64)  # [TOKENS]
-        tl.store(p_candidates + slot, packed, mask=m & (slot < MANY))
+def scores_of_groups(p_listed, is_listed, first, count, p_logits, p_seen, start, vocabulary, penalty,
+                     LOAD: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    """Return ids, a mask and scores of the groups from place `first` of `count` on, [TOKENS // G, G] each."""
+    place = first + tl.arange(0, TOKENS // G)  # [TOKENS // G]
+    group = tl.load(p_listed + place, mask=place < tl.where(is_listed, count, 0), other=0, cache_modifier=".cg")
+    group = tl.where(is_listed, group, tl.program_id(0) + place * tl.num_programs(0))
+    i = group[:, None] * G + tl.arange(0, G)[None, :]  # [TOKENS // G, G]
+    m = (place < count)[:, None] & (i < vocabulary)
+    x = converted(tl.load(p_logits + start + i, mask=m, other=0), LOAD)
+    return i, m, scores_of(x, p_seen, start + i, m, penalty)
 
 
 # --- Ties -------------------------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def sample_cases(rng: np.random.Generator) -> list[Case]:
                 found.append(Case(inputs, {"log_probs": log_probs}))
     one = (keys_of(rng, 2), np.array([[1.0, 1.0, 0.0, 1.0]] * 2), np.zeros(2, np.int64))
     found.append(Case((np.zeros((2, 600)), *one)))  # all are equal, beyond the first that are put in order
+    many = (keys_of(rng, 36), np.tile(numbers, (6, 1)), np.tile(top_k, 6))
+    found.append(Case((apart(rng, 36, 90, gap=0.5), *many)))
     found.append(Case((np.array([[1.0, math.nan, 2.0], [math.inf, 0.0, 0.0]]), *one), {"log_probs": True}))
     return [*found, Case((np.zeros((0, 5)), np.zeros((0, 3), np.int64), np.zeros((0, 4)), np.zeros(0, np.int64)))]
 
