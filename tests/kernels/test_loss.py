@@ -58,16 +58,17 @@ def test_logits_of_several_steps() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, for infinite and NaN values
 @pytest.mark.parametrize(("device", "dtype"), [(CPU, float32), (CUDA, float32), (CUDA, bfloat16)], ids=str)
 def test_a_row_whose_loss_is_nan_has_no_hit(device: Device, dtype: DType) -> None:
-    """The logits of one row are all NaN. In two others that of class 5 is, which is the label of one of them."""
+    """All logits of row 2 are NaN. Those of class 5, the label of row 3, are infinite in rows 1 and 3, then NaN."""
     rng = np.random.default_rng(6)
     x, weight = rng.normal(size=(5, 16)), rng.normal(size=(40, 16))
-    x[:, :2] = weight[:, :2] = 0
+    x[:, 0] = weight[:, 0] = 0
     labels = (x @ weight.T).argmax(1)
-    labels[2], labels[3] = 0, 5
-    weight[5, :2], x[1, :2], x[2], x[3, :2] = (1e30, -1e30), 1e30, np.nan, 1e30
-    arrays = [on_gpu(v, t, device) for v, t in ((x, dtype), (weight, dtype), (labels, int64))]
-    loss, hits = linear_cross_entropy(*arrays, ignore_index=-100, with_grads=False, with_hits=True)
-    assert np.isnan(loss.item()) and hits.item() == 2
+    labels[2], labels[3], x[1, 0], x[2], x[3, 0] = 0, 5, 1e30, np.nan, 1e30
+    for value, expected in ((1e30, 2), (np.nan, 0)):
+        weight[5, 0] = value
+        arrays = [on_gpu(v, t, device) for v, t in ((x, dtype), (weight, dtype), (labels, int64))]
+        loss, hits = linear_cross_entropy(*arrays, ignore_index=-100, with_grads=False, with_hits=True)
+        assert np.isnan(loss.item()) and hits.item() == expected
 
 
 def test_hits_are_not_counted_with_gradients() -> None:
