@@ -208,7 +208,7 @@ def trace_call(compiled: Compiled, described: Any, tensors: list[TensorBase], st
     with active(trace), resumed(settings()):
         result, taken = _call_with_draws(lambda: compiled.function(*args, **kwargs), trace, device)
     if not state.holds() or not state.tensors_hold():
-        raise Break("changes an attribute, a list, a variable, or the data or gradient of a tensor", is_passing=True)
+        raise Break("changes an attribute, a list, a variable, or the data or gradient of a tensor", is_transient=True)
     again, outputs = list[TensorBase](), list[TensorBase]()
     if flatten((args, kwargs), again) != described or list(map(tensor_facts, again)) != arguments:
         raise Break("changes an argument: a container, data, gradient, requires_grad, or values with a gradient")
@@ -330,7 +330,7 @@ class Compiled:
             if random.default_generator.state() != then:
                 raise Break("draws random numbers in its backward pass")
             if entry.region.programs[0].changed and entry.shares(tensors):
-                raise Break("changes arguments that share memory with each other or what it reads", is_passing=True)
+                raise Break("changes arguments that share memory with each other or what it reads", is_transient=True)
             return entry
         except (Break, Exception):
             state.restore()
@@ -339,7 +339,7 @@ class Compiled:
 
     def _new_entry(self, key: Any, described: Any, tensors: list[TensorBase]) -> Entry | None:
         """Trace the function for new arguments or new guards. None if that is impossible, or the cache is full."""
-        if key in self.breaks and not self.breaks[key].is_passing:
+        if key in self.breaks and not self.breaks[key].is_transient:
             return None
         if sum(map(len, self.entries.values())) >= CACHE_LIMIT:
             if not self.is_full:
@@ -350,7 +350,7 @@ class Compiled:
         try:
             entry = self._trace(described, tensors)
         except Break as stop:
-            stop.is_passing &= key not in self.breaks  # what a first call stores, a second one may find
+            stop.is_transient &= key not in self.breaks  # what a first call stores, a second one may find
             self.breaks[key] = stop
             return None
         self.breaks.pop(key, None)

@@ -33,12 +33,12 @@ class Break(BaseException):
     Attributes:
         reason: what the function does.
         line: file:line of the user's program.
-        is_passing: whether another call of the function may be traced.
+        is_transient: whether a later call of the function may be traced.
     """
 
-    def __init__(self, reason: str, line: str = "", is_passing: bool = False) -> None:
+    def __init__(self, reason: str, line: str = "", is_transient: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.line, self.is_passing = reason, line or calling_line(), is_passing
+        self.reason, self.line, self.is_transient = reason, line or calling_line(), is_transient
 
 
 class Pending:

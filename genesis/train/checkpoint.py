@@ -254,7 +254,8 @@ class Checkpoints:
         self._read(state, folder)
         if state.hash() != manifest.metadata.get("state_hash"):
             raise ModelError("the restored state differs from the saved one", where=escape(folder))
-        return count if isinstance(count := manifest.metadata.get("threads"), int) else None
+        count = manifest.metadata.get("threads")
+        return count if isinstance(count, int) else None
 
     def has(self, step: int) -> bool:
         """Whether a complete checkpoint of `step` exists."""

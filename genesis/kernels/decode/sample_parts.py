@@ -37,7 +37,7 @@ ENOUGH = tl.constexpr(1e38)  # replaces infinity, whose product with 0 is NaN
 
 @triton.jit
 def scores_of(x, p_seen, at, m, penalty):
-    """Return the scores of finite logits x at the offsets `at`, with penalties for seen ids, and LEAST without m."""
+    """Return the scores of finite logits x at the offsets `at`, penalized for seen ids; LEAST where m is not set."""
     if p_seen is not None:
         wide = converted(x, tl.float64)
         changed = tl.where(wide > 0, wide / penalty, wide * penalty)
