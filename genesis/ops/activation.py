@@ -13,7 +13,8 @@ from genesis.dtypes import result_type
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Op, gradient_like, op, through
 from genesis.ops.blocks import each_block, store, sweep, upcast, working
-from genesis.ops.elementwise import erf_values, reciprocal_values, sigmoid_values
+from genesis.ops.elementwise import reciprocal_values, sigmoid_values
+from genesis.ops.error_function import erf_values
 from genesis.ops.formula import by_ops
 
 

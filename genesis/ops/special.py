@@ -17,7 +17,8 @@ from genesis.ops.elementwise import _binary as binary
 from genesis.ops.elementwise import _from_x as from_x
 from genesis.ops.elementwise import _from_y as from_y
 from genesis.ops.elementwise import _unary as unary
-from genesis.ops.elementwise import add, div, erf_values, exp, floating, mul, neg, reciprocal, rsqrt, sub
+from genesis.ops.elementwise import add, div, exp, floating, mul, neg, reciprocal, rsqrt, sub
+from genesis.ops.error_function import erf_values
 from genesis.ops.formula import elementary
 
 # --- Numpy functions --------------------------------------------------------------------------------------------------

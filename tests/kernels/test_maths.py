@@ -24,7 +24,8 @@ from genesis.backend import Device, backend_for
 from genesis.backend.cuda.launch import launch
 from genesis.dtypes import NAMES, DType, float32
 from genesis.kernels.maths import fast_power, float32_power, quotient_remainder
-from genesis.ops.elementwise import erf_values, floor_divide, remainder
+from genesis.ops.elementwise import floor_divide, remainder
+from genesis.ops.error_function import erf_values
 
 CUDA = Device("cuda", 0)
 

@@ -27,7 +27,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (6_077, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_797, ("genesis/compiler/",)),
-    "core and nn": (28_175, ("genesis/",)),
+    "core and nn": (28_208, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_413, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_348, ("tests/",)),
+    "tests": (93_349, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -345,9 +345,9 @@ ARITHMETIC = [
 
 
 def _power_cases(rng: Rng) -> list[Case]:
-    constant = [Case((signed(rng, *shape), p)) for shape, p in (((3, 4), 2), ((5,), -3), ((2, 2), 0))]
-    zeros = [Case((np.array([0.0, 1.0, -2.0]), 2)), Case((0, np.array([0.0, 1.0, 2.0]))), Case((normal(rng, 4), 0.0))]
-    return [*constant, *zeros, Case((normal(rng, 3), np.array([0, 1, 2])))]
+    constant = [Case((signed(rng, *shape), p)) for shape, p in (((3, 4), 2), ((5,), -3), ((2, 2), 0), ((4,), 0.0))]
+    zeros = [Case((np.array([0.0, -0.0, 1.0, -2.0, -1e-12, 1e12, -np.inf, np.nan]), p)) for p in (2, 3, 4)]
+    return [*constant, *zeros, Case((0, np.array([0.0, 1.0, 2.0]))), Case((normal(rng, 3), np.array([0, 1, 2])))]
 
 
 def _power_grads(rng: Rng) -> list[Case]:
@@ -396,7 +396,7 @@ UNARY = [
     unary("tan", precise(np.tan), lambda rng, *s: uniform(rng, -1.2, 1.2, *s), int_dtypes=ALL_INTS),
     unary("tanh", precise(np.tanh), int_dtypes=ALL_INTS),
     unary("sigmoid", precise(_sigmoid), int_dtypes=ALL_INTS),
-    unary("erf", np.vectorize(math.erf, otypes=[float]), int_dtypes=ALL_INTS),
+    unary("erf", np.vectorize(math.erf, otypes=[float]), lambda rng, *s: 2 * normal(rng, *s), int_dtypes=ALL_INTS),
 ]
 
 PREDICATES = [
