@@ -20,9 +20,10 @@ from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
 from genesis.dtypes import DType, float32, float64, int32, int64
 from genesis.kernels import maths
-from genesis.kernels.elements import collapse, converted, needs_int64, offsets, program_indices, work_type
+from genesis.kernels.elements import collapse, converted, needs_int64, offsets, work_type
+from genesis.kernels.formulas import tile_function
 from genesis.kernels.maths import maximum, minimum
-from genesis.kernels.pointwise.elementwise import copy, elementwise
+from genesis.kernels.pointwise.elementwise import copy, elementwise, positions
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
 from genesis.kernels.reduce.reduction import (
     ReduceSpec,
@@ -38,26 +39,6 @@ Axes = int | tuple[int, ...] | None
 
 
 # --- States of one tile -----------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def add(a, b):
-    return a + b
-
-
-@triton.jit
-def multiply(a, b):
-    return a * b
-
-
-@triton.jit
-def logical_or(a, b):
-    return a | b
-
-
-@triton.jit
-def logical_and(a, b):
-    return a & b
 
 
 @triton.jit
@@ -98,7 +79,7 @@ def finish_p_root(state, argument):
     return maths.power(state[0], maths.divide(order * 0 + 1, order))
 
 
-ADD, MULTIPLY = ReduceSpec(add, 0), ReduceSpec(multiply, 1)
+ADD, MULTIPLY = ReduceSpec(tile_function("add"), 0), ReduceSpec(tile_function("mul"), 1)
 NONZERO = ADD._replace(take=take_nonzero)
 
 
@@ -277,8 +258,8 @@ REDUCTIONS: dict[str, tuple[ReduceSpec, Callable[[DType], DType], Callable[..., 
     "std": (WELFORD._replace(finish=finish_std), lambda dtype: float64, _degrees_of_freedom),
     "amax": (ReduceSpec(maximum, -math.inf), load_type, _no_argument),
     "amin": (ReduceSpec(minimum, math.inf), load_type, _no_argument),
-    "any": (ReduceSpec(logical_or, 0, take_nonzero), lambda dtype: int32, _no_argument),
-    "all": (ReduceSpec(logical_and, 1, take_nonzero), lambda dtype: int32, _no_argument),
+    "any": (ReduceSpec(tile_function("bitwise_or"), 0, take_nonzero), lambda dtype: int32, _no_argument),
+    "all": (ReduceSpec(tile_function("bitwise_and"), 1, take_nonzero), lambda dtype: int32, _no_argument),
     "logsumexp": (LOGSUMEXP, lambda dtype: work_type(dtype) if dtype.is_floating_point else float32, _no_argument),
 }
 
@@ -360,8 +341,7 @@ def prod_backward(out: Array, g: Array, x: Array, axes: Axes = None) -> None:
 
 @triton.jit
 def put_along_axis_kernel(p_o, p_v, p_i, n, size, stride, sizes, so, sv, si, INT64: tl.constexpr, BLOCK: tl.constexpr):
-    i = program_indices(BLOCK, INT64)  # [BLOCK]
-    m = i < n  # [BLOCK]
+    i, m = positions(n, BLOCK, INT64)  # [BLOCK] each
     at = tl.load(p_i + offsets(i, sizes, si), mask=m, other=0)  # [BLOCK]
     at = tl.where(at < 0, at + size, at)  # [BLOCK]
     v = tl.load(p_v + offsets(i, sizes, sv), mask=m)  # [BLOCK]
