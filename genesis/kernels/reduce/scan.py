@@ -12,7 +12,8 @@ Tiles: BK lines x BR elements, or BR elements of a line.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import triton
@@ -28,17 +29,6 @@ from genesis.kernels.reduce.reduction import ReduceSpec, load_type, partial_stat
 from genesis.shapes import Shape, numel
 
 TOTALS = tl.constexpr(1024)  # totals of tiles that are merged at a time
-
-
-class Lines(NamedTuple):
-    """The merged dimensions of lines and of their elements."""
-
-    kept: Shape  # sizes of the dimensions of the lines
-    kept_in: Shape  # their strides in the input
-    kept_out: Shape  # their strides in the result
-    along: Shape  # sizes of the dimensions of a line's elements
-    along_in: Shape  # their strides in the input
-    along_out: Shape  # their strides in the result
 
 
 @tl.core.builtin
@@ -75,7 +65,7 @@ def scan_kernel(p_o, p_x, nk, nr, kept, along, MERGE: tl.constexpr, IDENTITY: tl
     """Scan whole lines.
 
     Args:
-        kept: sizes, strides in x, and strides in the result of the lines, as in `Lines`.
+        kept: merged sizes of the lines' dimensions, their strides in x, and their strides in the result.
         along: the same for the elements of a line.
         LOOP: lines have more than BR elements.
     """
@@ -199,25 +189,25 @@ def scan_into(
     # Merge the dimensions of the lines and of their elements.
     keep = [i for i in range(x.ndim) if i not in axes]
     keep.sort(key=lambda i: (x.strides[i] != 0, -x.strides[i]))
-    kept, kept_in, kept_out = _merged(x, out, keep)
-    lines = Lines(kept, *zero_if_single(kept, kept_in, kept_out), *_merged(x, out, list(axes)))
-    count, length = numel(lines.kept), numel(lines.along)
-    inner = is_inner(lines.kept, lines.kept_in, lines.along, lines.along_in)
-    sizes = (*lines.kept, *lines.along)
+    kept, *steps = _merged(x, out, keep)
+    kept_in, kept_out = zero_if_single(kept, *steps)
+    along, along_in, along_out = _merged(x, out, axes)
+    count, length = numel(kept), numel(along)
+    inner = is_inner(kept, kept_in, along, along_in)
     constants: dict[str, Any] = {
         "MERGE": spec.merge, "IDENTITY": spec.identity, "READ": TRITON[load_type(x.dtype).name],
         "WORK": TRITON[work.name], "REVERSE": reverse, "EXCLUSIVE": exclusive,
-        "INT64_R": needs_int64(lines.along, lines.along_in, lines.along_out),
+        "INT64_R": needs_int64(along, along_in, along_out),
     }  # fmt: skip
-    int64_k = needs_int64(sizes, (*lines.kept_in, *lines.along_in), (*lines.kept_out, *lines.along_out))
-    layouts = (lines.kept, lines.kept_in, lines.kept_out), (lines.along, lines.along_in, lines.along_out)
+    int64_k = needs_int64((*kept, *along), (*kept_in, *along_in), (*kept_out, *along_out))
+    layouts = (kept, kept_in, kept_out), (along, along_in, along_out)
     # Launch the kernels for columns, for whole lines or for tiles of lines.
     cut = scan_tiles(count, length, inner, tile)
     programs = triton.cdiv(count, cut.block_k)
     if not inner:
         totals = None
         if cut.splits > 1:
-            layout = Layout(lines.kept, lines.kept_in, (1,) * len(lines.kept), lines.along, lines.along_in, inner)
+            layout = Layout(kept, kept_in, (1,) * len(kept), along, along_in, inner)
             totals, *_ = partial_states(spec, x, layout, work, cut._replace(block_r=32, warps=4))
         launch(
             scan_columns_kernel, (programs, cut.splits), out, x, totals, count, length, cut.span, *layouts,
@@ -238,8 +228,6 @@ def scan_into(
             )  # fmt: skip
 
 
-def _merged(x: Array, out: Array, dims: list[int]) -> tuple[Shape, Shape, Shape]:
-    sizes, along_in, along_out = collapse(
-        tuple(x.shape[i] for i in dims), tuple(x.strides[i] for i in dims), tuple(out.strides[i] for i in dims)
-    )
-    return sizes, along_in, along_out
+def _merged(x: Array, out: Array, dims: Sequence[int]) -> tuple[Shape, ...]:
+    """Return the merged sizes of these dimensions, their strides in x, and their strides in out."""
+    return collapse(*(tuple([each[i] for i in dims]) for each in (x.shape, x.strides, out.strides)))
