@@ -21,7 +21,7 @@ from genesis.array import Array, empty
 from genesis.backend.cuda import faults
 from genesis.backend.cuda.dispatch import cuda_impl
 from genesis.backend.cuda.launch import clear, launch
-from genesis.dtypes import bool_
+from genesis.dtypes import bool_, int64
 from genesis.kernels.dependents import FEW_ROWS, allow_next, can_overlap, wait_for_previous
 from genesis.kernels.elements import needs_int64, offsets, work_type
 from genesis.kernels.index import segment
@@ -36,9 +36,10 @@ from genesis.kernels.index.segment import (
     scatter_add_rows,
     scatter_rows,
 )
-from genesis.kernels.index.select import count_blocks, count_true, scatter_true, select_true, true_indices
+from genesis.kernels.index.select import scatter_true, select_true, true_before, true_indices
 from genesis.kernels.pointwise.elementwise import copy, fill, scalar_argument
-from genesis.ops.index import placed
+from genesis.kernels.reduce.reduce import NONZERO, reduce_axes
+from genesis.ops.index import MASK_BLOCK, placed
 from genesis.ops.shape import contiguous
 from genesis.shapes import Shape, broadcast_shapes, broadcast_strides, numel
 
@@ -288,7 +289,7 @@ def _unaliased(a: Any, x: Array) -> Any:
 
 @cuda_impl("mask_count")
 def mask_count(out: Array, mask: Array) -> None:
-    count_true(out, mask)
+    reduce_axes(NONZERO, out, mask, None, int64)
 
 
 @cuda_impl("mask_indices")
@@ -298,7 +299,11 @@ def mask_indices(out: Array, mask: Array, count: int) -> None:
 
 @cuda_impl("mask_offsets")
 def mask_offsets(out: Array, mask: Array) -> None:
-    count_blocks(out, mask)
+    """Write the number of true elements before each block of `MASK_BLOCK`, and of all."""
+    if mask.size:
+        true_before(mask, MASK_BLOCK, out)
+    else:
+        clear(out)
 
 
 @cuda_impl("masked_select")

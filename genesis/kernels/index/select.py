@@ -18,11 +18,11 @@ import triton.language as tl
 from genesis.array import Array, empty
 from genesis.backend.cuda import backend_of, faults
 from genesis.backend.cuda.dispatch import Plan, layout_of, record
-from genesis.backend.cuda.launch import clear, forget_plan, launch
+from genesis.backend.cuda.launch import forget_plan, launch
 from genesis.dtypes import int32, int64
 from genesis.kernels.elements import collapse, needs_int64, offsets, program_indices
 from genesis.kernels.index.segment import report_fault
-from genesis.kernels.reduce.reduce import ADD, NONZERO, reduce_axes
+from genesis.kernels.reduce.reduce import ADD
 from genesis.kernels.reduce.scan import scan_into
 from genesis.ops.index import MASK_BLOCK
 
@@ -111,12 +111,7 @@ def sums_before(counts: Array, out: Array | None = None) -> Array:
     return out
 
 
-def count_true(out: Array, x: Array) -> None:
-    """Write the number of elements of x that are not 0 to an int64 scalar."""
-    reduce_axes(NONZERO, out, x, None, int64)
-
-
-def _true_before(x: Array, tile: int, out: Array | None = None) -> Array:
+def true_before(x: Array, tile: int, out: Array | None = None) -> Array:
     """Return the number of true elements before each tile of x, and of all."""
     sizes, strides = collapse(x.shape, x.strides)
     counts = empty((triton.cdiv(x.size, tile) + 1,), int32, x.device)
@@ -127,21 +122,13 @@ def _true_before(x: Array, tile: int, out: Array | None = None) -> Array:
     return sums_before(counts, out)
 
 
-def count_blocks(out: Array, mask: Array) -> None:
-    """Write the number of true elements before each block of `MASK_BLOCK`, and of all."""
-    if mask.size:
-        _true_before(mask, MASK_BLOCK, out)
-    else:
-        clear(out)
-
-
 def select_true(out: Array, x: Array, mask: Array, before: Array) -> None:
     """Write the elements of x where the mask is true, in row-major order.
 
     One cached plan serves all counts; the op's own plan would serve only this count.
 
     Args:
-        before: result of `count_blocks`; its last element is the size of `out`.
+        before: result of `mask_offsets`; its last element is the size of `out`.
     """
     forget_plan()
     if out.size == 0:
@@ -183,7 +170,7 @@ def true_indices(op: str, out: Array, x: Array, count: int, by_count: int, by_di
     """
     if out.size == 0:
         return
-    before = _true_before(x, TILE)
+    before = true_before(x, TILE)
     sizes, strides = collapse(x.shape, x.strides)
     shape = x.shape or (1,)
     launch(

@@ -22,9 +22,9 @@ from genesis.kernels.formulas import tile_function
 from genesis.kernels.index.index import index_arrays, index_keys, sorted_index_keys
 from genesis.kernels.index.radix_sort import Lines, bits_of, ordered_keys, radix_sort
 from genesis.kernels.index.segment import index_type, report_fault, rows_of, scatter_add_rows, sort_tile
-from genesis.kernels.index.select import count_true, sums_before, true_indices
+from genesis.kernels.index.select import sums_before, true_indices
 from genesis.kernels.pointwise.elementwise import elementwise
-from genesis.kernels.reduce.reduce import ADD, reduce_axes
+from genesis.kernels.reduce.reduce import ADD, NONZERO, reduce_axes
 from genesis.kernels.reduce.reduction import load_type
 from genesis.ops.reduce import single_axis
 from genesis.ops.shape import contiguous
@@ -93,7 +93,7 @@ def topk(out: tuple[Array, Array], x: Array, k: int, axis: int, largest: bool = 
 
 @cuda_impl("nonzero_count")
 def nonzero_count(out: Array, x: Array) -> None:
-    count_true(out, x)
+    reduce_axes(NONZERO, out, x, None, int64)
 
 
 @cuda_impl("nonzero")
