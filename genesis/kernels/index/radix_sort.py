@@ -20,7 +20,7 @@ from triton.runtime.jit import constexpr_function
 
 from genesis.array import Array, empty
 from genesis.backend.cuda.launch import clear, launch
-from genesis.dtypes import DType, int32, int64
+from genesis.dtypes import int32, int64
 from genesis.kernels.elements import converted, offsets
 from genesis.kernels.index.radix_tile import DIGITS, WARPS, count_digits, load_states, order_in_tile, sort_by_digit
 from genesis.kernels.index.segment import index_type
@@ -216,13 +216,6 @@ class Lines(NamedTuple):
     inner: int
 
 
-def line_tile(length: int, dtype: DType) -> tuple[int, int] | None:
-    """Return (elements, warps) of the tile in which one program sorts a line, or None if the line is too long."""
-    # With 4 elements per thread, ptxas runs out of predicates for integers (C7600).
-    tile = max(triton.next_power_of_2(length), 1024 if dtype.is_floating_point else 2048)
-    return None if tile > MAX_LINE // max(1, dtype.itemsize // 4) else (tile, 16 if tile > 2048 else 8)
-
-
 def radix_sort(
     values: Array | None, order: Array, x: Array, where: Lines, count: int, bits: int, signed: bool, descending: bool
 ) -> None:
@@ -246,15 +239,17 @@ def radix_sort(
             passes, T=longest, W=16, num_warps=16, **constants,
         )  # fmt: skip
         (x, old), length, step, sizes, strides = kept, total, 1, (lines,), (total,)
-    tile = line_tile(length, x.dtype)
-    if tile is not None:
-        launch(
-            sort_lines_kernel, lines, values, order, x, old, length, 1, count, count, step, sizes, strides, inner,
-            passes, T=tile[0], W=tile[1], num_warps=tile[1], **constants,
-        )  # fmt: skip
+    # With 4 elements per thread, ptxas runs out of predicates for integers (C7600).
+    tile = max(triton.next_power_of_2(length), 1024 if x.dtype.is_floating_point else 2048)
+    if tile > longest:
+        assert old is None
+        _radix_passes(values, order, x, where, count, passes, constants)
         return
-    assert old is None
-    _radix_passes(values, order, x, Lines(lines, length, step, sizes, strides, inner), count, passes, constants)
+    warps = 16 if tile > 2048 else 8
+    launch(
+        sort_lines_kernel, lines, values, order, x, old, length, 1, count, count, step, sizes, strides, inner, passes,
+        T=tile, W=warps, num_warps=warps, **constants,
+    )  # fmt: skip
 
 
 def _radix_passes(
