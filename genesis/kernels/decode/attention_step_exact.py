@@ -21,7 +21,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from genesis.kernels.attention.common import fast_exp2
-from genesis.kernels.decode.exact_rows import async_load, boxes_of, inverse_rms, signal
+from genesis.kernels.decode.exact_rows import async_load, inverse_rms
+from genesis.kernels.dependents import allow_next, wait_for_previous
+from genesis.kernels.gemm.warp_specialized import reinterpret_as
 from genesis.kernels.maths import rounded_product
 
 BN = gl.constexpr(64)  # keys of a block
@@ -121,9 +123,9 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
     i_row, i_head = gl.program_id(0) // KEY_HEADS, gl.program_id(0) % KEY_HEADS
     p_keys = p_cache + (i_row.to(gl.int64) * so_cache[1] + i_head.to(gl.int64) * so_cache[2])
     p_values = p_keys + so_cache[0]
-    signal("griddepcontrol.launch_dependents; // $0", LAUNCH[0])
+    allow_next(LAUNCH[0])
     if not LAUNCH[1]:
-        signal("griddepcontrol.wait; // $0", LAUNCH[0])
+        wait_for_previous(LAUNCH[0])
     # Find the visible keys, and load the first rounds.
     length = gl.load(p_lengths + i_row, cache_modifier=".cg")
     is_on = (length >= 0) & (length < capacity)
@@ -142,7 +144,7 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
     query_tables = tables(p_query_weight, p_cos, p_sin, length, o_d, D, TILE)
     key_tables = tables(p_key_weight, p_cos, p_sin, length, o_own, D, TILE)
     if LAUNCH[1]:
-        signal("griddepcontrol.wait; // $0", LAUNCH[0])
+        wait_for_previous(LAUNCH[0])
     # Load the token's heads, and store its own key and value.
     p_token = p_qkv + i_row.to(gl.int64) * ((GROUP + 2) * KEY_HEADS * D)
     o_m = gl.arange(0, BM, gl.SliceLayout(1, TILE))[:, None]  # [BM, 1]
@@ -157,10 +159,10 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
     gl.store(p_values + o_own, b_value, mask=is_on)
     b_q = s_q.permute((1, 0)).load(gl.DotOperandLayout(1, ACC, 2))  # [D, BM]
     # Pass over the rounds.
-    s_k_rows = boxes_of(s_k, [STAGES * KEYS, D], FLAT)
-    s_v_rows = boxes_of(s_v, [STAGES * KEYS, D], FLAT)
-    s_k_blocks = boxes_of(s_k, [STAGES * ROUND, BN, D], SWIZZLED)
-    s_v_blocks = boxes_of(s_v, [STAGES * ROUND, BN, D], SWIZZLED)
+    s_k_rows = reinterpret_as(s_k, TYPE, [STAGES * KEYS, D], FLAT)
+    s_v_rows = reinterpret_as(s_v, TYPE, [STAGES * KEYS, D], FLAT)
+    s_k_blocks = reinterpret_as(s_k, TYPE, [STAGES * ROUND, BN, D], SWIZZLED)
+    s_v_blocks = reinterpret_as(s_v, TYPE, [STAGES * ROUND, BN, D], SWIZZLED)
     o_i = gl.arange(0, ROUND, gl.SliceLayout(1, TOPS))[:, None]  # [ROUND, 1]
     o_n = gl.expand_dims(o_i, 2) * BN + gl.arange(0, BN, gl.SliceLayout(0, gl.SliceLayout(1, ROWS)))[None, None, :]
     b_max = gl.full((BM,), -float("inf"), gl.float32, ROW)  # [BM], scaled, in units of log2
@@ -176,20 +178,21 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
         for i in gl.static_range(ROUND):
             b_k = s_k_blocks.index(stage * ROUND + i).load(gl.DotOperandLayout(0, ACC, 2))  # [BN, D]
             s_scores.index(i).store(mma_v2(b_k, b_q, gl.zeros((BN, BM), gl.float32, ACC)))  # [BN, BM]
-        b_s = boxes_of(s_scores, [ROUND, BN, BM], PLAIN_3D).permute((0, 2, 1)).load(ROWS)  # [ROUND, BM, BN]
+        s_all_scores = reinterpret_as(s_scores, gl.float32, [ROUND, BN, BM], PLAIN_3D)
+        b_s = s_all_scores.permute((0, 2, 1)).load(ROWS)  # [ROUND, BM, BN]
         b_values = ()
         for i in gl.static_range(ROUND):
             s_block = s_v_blocks.index(stage * ROUND + i).permute((1, 0))
             b_values += (s_block.load(gl.DotOperandLayout(0, ACC, 2)),)  # [D, BN]
         b_s = gl.where((start + o_n <= length) & (start + o_n >= low), b_s, -float("inf"))  # [ROUND, BM, BN]
-        boxes_of(s_tops, [ROUND, BM], PLAIN).store(gl.max(b_s, 2) * scale_log2)  # [ROUND, BM]
+        reinterpret_as(s_tops, gl.float32, [ROUND, BM], PLAIN).store(gl.max(b_s, 2) * scale_log2)  # [ROUND, BM]
         b_base = gl.zeros((ROUND, BM), gl.float32, TOPS)  # [ROUND, BM]
         for i in gl.static_range(ROUND):
             b_max, b_block_base, _ = next_max(b_max, s_tops.index(i).load(ROW))
             b_base = gl.where(o_i == i, b_block_base[None, :], b_base)  # [ROUND, BM]
         b_p = fast_exp2(b_s * scale_log2 - gl.expand_dims(b_base, 2))  # [ROUND, BM, BN]
-        boxes_of(s_weights, [ROUND, BM, BN], SWIZZLED_3D).store(b_p.to(TYPE))
-        boxes_of(s_sums, [ROUND, BM], PLAIN).store(gl.sum(b_p, 2))
+        reinterpret_as(s_weights, TYPE, [ROUND, BM, BN], SWIZZLED_3D).store(b_p.to(TYPE))
+        reinterpret_as(s_sums, gl.float32, [ROUND, BM], PLAIN).store(gl.sum(b_p, 2))
         for i in gl.static_range(ROUND):
             b_acc_max, _, b_rescale = next_max(b_acc_max, s_tops.index(i).load(COLUMN))
             b_weights = s_weights.index(i).permute((1, 0)).load(gl.DotOperandLayout(1, ACC, 2))  # [BN, BM]

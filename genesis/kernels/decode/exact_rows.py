@@ -29,9 +29,9 @@ from genesis.backend.cuda.launch import launch
 from genesis.backend.cuda.tma import Descriptor
 from genesis.kernels import maths
 from genesis.kernels.decode.few_rows import MAX_ROWS, Norm
-from genesis.kernels.dependents import can_overlap
+from genesis.kernels.dependents import allow_next, can_overlap, wait_for_previous
 from genesis.kernels.gemm.gated import swiglu
-from genesis.kernels.gemm.warp_specialized import RENAMED, tma_load
+from genesis.kernels.gemm.warp_specialized import reinterpret_as, tma_load
 from genesis.shapes import Shape
 
 async_load = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared  # Triton 3.9 and 3.6
@@ -52,27 +52,11 @@ class ExactTile(NamedTuple):
 
 
 @gluon.jit
-def signal(TEXT: gl.constexpr, OVERLAP: gl.constexpr):
-    """Execute an instruction of programmatic dependent launch; see dependents.py."""
-    if OVERLAP:
-        gl.inline_asm_elementwise(TEXT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
 def inverse_rms(b_x, eps, SIZE: gl.constexpr):
     """Return 1 / rms of the rows of b_x [rows, SIZE], as `norm_forward_kernel` computes it under `genesis.exact`."""
     b_total = maths.order_free_sum(maths.rounded_product(b_x, b_x), 1)  # [rows]
     b_one = gl.where(b_total == b_total, 1.0, 1.0)  # [rows]
     return maths.divide(b_one, maths.root(maths.divide(b_total, b_one * SIZE) + eps))
-
-
-@gluon.jit
-def boxes_of(s_x, SHAPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """Return shared memory in another shape and layout."""
-    if RENAMED:
-        return s_x.reinterpret(s_x.dtype, SHAPE, LAYOUT)
-    else:
-        return s_x._reinterpret(s_x.dtype, SHAPE, LAYOUT)
 
 
 @gluon.jit
@@ -94,19 +78,19 @@ def load_row(p_x, p_norm, p_rstd, eps, OVERLAP: gl.constexpr, K: gl.constexpr, L
     s_x = gl.allocate_shared_memory(TYPE, [LENGTH], FLAT)
     if p_norm is None:
         o_k = gl.arange(0, LENGTH, gl.BlockedLayout([8], [32], [1], [0]))  # [LENGTH]
-        signal("griddepcontrol.wait; // $0", OVERLAP)
+        wait_for_previous(OVERLAP)
         async_load(s_x, p_x + o_k, mask=o_k < K)  # 0 beyond K
         async_copy.commit_group()
         async_copy.wait_group(0)
     else:
         o_k = gl.arange(0, LENGTH, gl.SliceLayout(0, TILE))[None, :]  # [1, LENGTH]
         b_scale = gl.load(p_norm + o_k, mask=o_k < K, other=0).to(gl.float32)  # [1, LENGTH]
-        signal("griddepcontrol.wait; // $0", OVERLAP)
+        wait_for_previous(OVERLAP)
         b_x = gl.load(p_x + o_k, mask=o_k < K, other=0).to(gl.float32)  # [1, LENGTH]
         b_rstd = inverse_rms(b_x, eps, K)  # [1]
         gl.store(p_rstd + gl.arange(0, 1, gl.SliceLayout(1, TILE)), b_rstd)  # every program stores the same value
         s_x.store((b_x * b_rstd[:, None] * b_scale).to(TYPE).reshape((LENGTH,)))
-    return boxes_of(s_x, [LENGTH // BOX, BOX], FLAT)
+    return reinterpret_as(s_x, TYPE, [LENGTH // BOX, BOX], FLAT)
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -129,27 +113,27 @@ def exact_rows_kernel(p_y, p_h, p_rstd, x, d_w, p_norm, p_bias, p_residual, m, n
     FIRST: gl.constexpr = min(STAGES, STEPS)
     BYTES: gl.constexpr = (ROWS if LENGTH else ROWS + BX) * BOX * 2 * BOXES
     BN: gl.constexpr = ROWS // 2 if GATED else ROWS
-    signal("griddepcontrol.launch_dependents; // $0", OVERLAP)
+    allow_next(OVERLAP)
     i_n = gl.program_id(0) * BN
     # Load the first stages of W, before the previous kernel ends, and x.
     s_w = gl.allocate_shared_memory(
         TYPE, [STAGES, BOXES, 2, BN, BOX] if GATED else [STAGES, BOXES, BN, BOX], d_w.layout
     )
-    s_w_boxes = boxes_of(s_w, [STAGES * BOXES, ROWS, BOX], BOXED)
+    s_w_boxes = reinterpret_as(s_w, TYPE, [STAGES * BOXES, ROWS, BOX], BOXED)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
     fence_async_shared()
     if not EARLY:
-        signal("griddepcontrol.wait; // $0", OVERLAP)
+        wait_for_previous(OVERLAP)
     for i in gl.static_range(FIRST):
         load_w(d_w, s_w, full, i, i, i_n, True, GATED, BYTES, BOXES)
     if LENGTH:
         s_x_boxes = load_row(x, p_norm, p_rstd, eps, OVERLAP, K, LENGTH)
     else:
-        signal("griddepcontrol.wait; // $0", OVERLAP)
+        wait_for_previous(OVERLAP)
         s_x = gl.allocate_shared_memory(TYPE, [STAGES, BOXES, BX, BOX], x.layout)
-        s_x_boxes = boxes_of(s_x, [STAGES * BOXES, BX, BOX], BOXED)
+        s_x_boxes = reinterpret_as(s_x, TYPE, [STAGES * BOXES, BX, BOX], BOXED)
         for i in gl.static_range(FIRST):
             tma_load(x, [i * BOXES, 0, 0], full.index(i), s_x.index(i))
     # Load what the epilogue adds.

@@ -41,7 +41,8 @@ from genesis.kernels.gemm.tiles import MAX_IMPRECISE
 
 tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # Triton 3.9 has other names than 3.6
 tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-RENAMED = gl.constexpr(hasattr(tma, "async_load"))
+_memory = gl.shared_memory_descriptor
+reinterpret_as = getattr(_memory, "reinterpret", None) or _memory._reinterpret  # (memory, dtype, shape, layout)
 
 BYTES = gl.constexpr(128)  # bytes of a row per step along k
 WARPS = 8  # MMA warps
@@ -352,10 +353,7 @@ def epilogue_swiglu_backward(p_d, p_h, p_x, p_scales, s_slices, done, free, tile
 @gluon.jit
 def reinterpret(s, SHAPE: gl.constexpr, like):
     """Return shared memory in another shape, with the layout of `like`: shared memory, or a descriptor."""
-    if RENAMED:
-        return s.reinterpret(s.dtype, SHAPE, like.layout)
-    else:
-        return s._reinterpret(s.dtype, SHAPE, like.layout)
+    return reinterpret_as(s, s.dtype, SHAPE, like.layout)
 
 
 @gluon.jit
