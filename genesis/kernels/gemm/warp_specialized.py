@@ -17,6 +17,7 @@ written [SR, SC] in the comments.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import triton
@@ -385,10 +386,7 @@ def gemm_ws(d_x, d_w, d_gate, d_up, p_o, p_h, p_r, p_scales, m, n, k, FORM: gl.c
         p_scales: scales of quantized operands: of the m rows and, in the forward forms, of the columns.
     """
     s_x = gl.allocate_shared_memory(d_x.dtype, [STAGES, BM, BK], d_x.layout)
-    if TRANSPOSED:
-        s_w = gl.allocate_shared_memory(d_w.dtype, [STAGES, BN, BK], d_w.layout)
-    else:
-        s_w = gl.allocate_shared_memory(d_w.dtype, [STAGES, BK, BN], d_w.layout)
+    s_w = gl.allocate_shared_memory(d_w.dtype, [STAGES, BN, BK] if TRANSPOSED else [STAGES, BK, BN], d_w.layout)
     # SLICE_COLUMNS 2-byte elements are 128 bytes, like a row of x's tiles, so that a slice is contiguous in memory.
     if p_scales is None:
         s_o = gl.allocate_shared_memory(d_x.dtype, [BN // SLICE_COLUMNS, BM, SLICE_COLUMNS], d_x.layout)
@@ -471,13 +469,17 @@ def tma_tiles(a: Array, rows: int, columns: int, tf32: bool = False) -> Descript
 
 
 def _launch(
-    form: gl.constexpr, x: Array, w: Array, n: int, tiles: int, out: Array, *, transposed: bool,
-    h: Array | None = None, read: Array | None = None, parts: tuple[Array, Array] | None = None,
-    scales: Array | None = None, tile: WsTile | None = None,
-) -> None:  # fmt: skip
-    """Launch `gemm_ws`. `read` is the residual, or gate and up to read; `parts` are gate and up to store."""
+    form: gl.constexpr, x: Array, w: Array, n: int, out: Array, checked: Sequence[Array], *, transposed: bool = True,
+    h: Array | None = None, read: Array | None = None, parts: Sequence[Array] = (), scales: Array | None = None,
+    tile: WsTile | None = None,
+) -> bool:  # fmt: skip
+    """Launch `gemm_ws`, unless `_tiles`, given `checked`, is 0; return whether it did. `read` is the residual, or gate
+    and up to read; `parts` are gate and up to store.
+    """
+    if not (tiles := _tiles(x, n, form, *checked, scales=scales, tile=tile)):
+        return False
     (m, k), t, bk = x.shape, tile or _tile_of(x, form), BYTES.value // x.dtype.itemsize
-    gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] if parts else [None, None]
+    gate_up = [tma_tiles(a, t.bm, SLICE_COLUMNS.value) for a in parts] or [None, None]
     launch(
         gemm_ws, min(tiles, backend_of(x.device).persistent_programs()), tma_tiles(x, t.bm, bk),
         tma_tiles(w, _out_columns(t, form), bk) if transposed else tma_tiles(w, bk, t.bn), *gate_up, out, h, read,
@@ -485,6 +487,7 @@ def _launch(
         WARPS=WARPS, EPILOGUE_WARPS=t.epilogue_warps, REGISTERS=t.registers, num_warps=WARPS,
         PROMOTE=PROMOTE_TERMS // bk if x.dtype is float8_e4m3fn and k > MAX_IMPRECISE else 0,
     )  # fmt: skip
+    return True
 
 
 def can_add_residual(out: Array, x: Array, weight: Array, residual: Array) -> bool:
@@ -508,10 +511,7 @@ def ws_residual_into(
         False, without launching, where this kernel is slower or TMA cannot address the operands.
     """
     n, tile = weight.shape[0], {0: None, WIDE_TILE.bn: WIDE_TILE, SHORT_TILE.bn: SHORT_TILE}[columns]
-    if not (tiles := _tiles(x, n, RESIDUAL, out, weight, residual, scales=scales, tile=tile)):
-        return False
-    _launch(RESIDUAL, x, weight, n, tiles, out, transposed=True, read=residual, scales=scales, tile=tile)
-    return True
+    return _launch(RESIDUAL, x, weight, n, out, (out, weight, residual), read=residual, scales=scales, tile=tile)
 
 
 def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_columns: bool) -> bool:
@@ -519,10 +519,7 @@ def ws_scaled_into(out: Array, x: Array, weight: Array, scales: Array, of_column
     Scales are of rows, then of columns if `of_columns` is set.
     """
     form, n = SCALED if of_columns else SCALED_ROWS, weight.shape[0]
-    if x.shape[1] <= MAX_IMPRECISE or not (tiles := _tiles(x, n, form, out, weight, scales=scales)):
-        return False
-    _launch(form, x, weight, n, tiles, out, transposed=True, scales=scales)
-    return True
+    return x.shape[1] > MAX_IMPRECISE and _launch(form, x, weight, n, out, (out, weight), scales=scales)
 
 
 def is_for_swiglu(x: Array, n: int) -> bool:
@@ -535,14 +532,10 @@ def ws_swiglu_into(h: Array, gate_up: Array, x: Array, weight: Array, scales: Ar
     then of columns, multiply the rounded product: scales of quantized operands, or DoRA's factors.
     """
     n = h.shape[1]
-    parts = tuple(gate_up.view((gate_up.shape[0], n), (2 * n, 1), gate_up.offset + i * n) for i in range(2))
-    if not (tiles := _tiles(x, n, SWIGLU, h, weight, *parts, scales=scales)):
-        return False
+    parts = [gate_up.view((gate_up.shape[0], n), (2 * n, 1), gate_up.offset + i * n) for i in range(2)]
     if scales is not None:
-        _launch(SWIGLU, x, weight, n, tiles, gate_up, transposed=True, h=h, scales=scales)
-    else:
-        _launch(SWIGLU, x, weight, n, tiles, h, transposed=True, h=h, parts=(parts[0], parts[1]))
-    return True
+        return _launch(SWIGLU, x, weight, n, gate_up, (h, weight, *parts), h=h, scales=scales)
+    return _launch(SWIGLU, x, weight, n, h, (h, weight, *parts), h=h, parts=parts)
 
 
 def ws_swiglu_backward_into(
@@ -558,8 +551,7 @@ def ws_swiglu_backward_into(
         scales: scales of quantized operands, of the rows, `[m]`.
     """
     n = weight.shape[scales is None]
-    others = (d, weight, gate_up) if h is None else (d, weight, gate_up, h)
-    if not (tiles := _tiles(g, n, SWIGLU_BACKWARD, *others, scales=scales)):
-        return False
-    _launch(SWIGLU_BACKWARD, g, weight, n, tiles, d, transposed=scales is not None, h=h, read=gate_up, scales=scales)
-    return True
+    checked = [a for a in (d, weight, gate_up, h) if a is not None]
+    return _launch(
+        SWIGLU_BACKWARD, g, weight, n, d, checked, transposed=scales is not None, h=h, read=gate_up, scales=scales
+    )  # fmt: skip
