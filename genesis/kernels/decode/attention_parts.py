@@ -28,6 +28,16 @@ HEAD = 16  # bytes of shared memory for the barrier, which counts the bytes that
 
 
 @triton.jit
+def length_of(p_lengths, p_active, i_row, capacity):
+    """Return the number of a row's earlier keys, and whether it is active. An inactive row counts as empty."""
+    length = tl.load(p_lengths + i_row, cache_modifier=".cg")
+    is_on = (length >= 0) & (length < capacity)
+    if p_active is not None:
+        is_on = is_on & (tl.load(p_active + i_row) != 0)
+    return tl.where(is_on, length, 0).to(tl.int32), is_on
+
+
+@triton.jit
 def part_of(length, window, i_split, splits, PART: tl.constexpr, BN: tl.constexpr):
     """Return the keys [begin, end) of a part, and the number of parts into which the keys before `length` divide."""
     low = length * 0

@@ -38,13 +38,7 @@ from genesis.dtypes import float8_e4m3fn, float32, int32
 from genesis.errors import DeviceError, ShapeError
 from genesis.kernels.attention.common import fast_exp2, operand
 from genesis.kernels.attention.problem import padded_head_dim
-from genesis.kernels.decode.attention_parts import (
-    end_part,
-    part_of,
-    prefetch_part,
-    saturated,
-    store_heads,
-)
+from genesis.kernels.decode.attention_parts import end_part, length_of, part_of, prefetch_part, saturated, store_heads
 from genesis.kernels.decode.attention_step_blocks import BLOCK, attention_step_blocks_kernel
 from genesis.kernels.decode.attention_step_exact import WARPS, attention_step_exact_kernel
 from genesis.kernels.decode.attention_step_mma import attention_step_mma_kernel
@@ -139,11 +133,7 @@ def attention_step_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache, p_
         wait_for_previous(OVERLAP)
         b_query, b_query_pairs, b_key, b_key_pairs, b_value = load_token(p_qkv, i_row, i_head, HEADS, ROTATES, BM, BD)
     # Find this program's keys, and load the first of them.
-    length = tl.load(p_lengths + i_row, cache_modifier=".cg")
-    is_on = (length >= 0) & (length < capacity)
-    if p_active is not None:
-        is_on = is_on & (tl.load(p_active + i_row) != 0)
-    length = tl.where(is_on, length, 0).to(tl.int32)  # an inactive row is computed like an empty one
+    length, is_on = length_of(p_lengths, p_active, i_row, capacity)
     begin, end, active = part_of(length, window, i_split, splits, PART, BN)
     is_last = i_split == active - 1
     o_m, o_n, o_d = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BD)  # [BM], [BN], [BD]

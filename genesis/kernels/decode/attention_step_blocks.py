@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from genesis.kernels.attention.common import fast_exp2, operand
-from genesis.kernels.decode.attention_parts import prefetch_part, saturated, store_heads
+from genesis.kernels.decode.attention_parts import length_of, prefetch_part, saturated, store_heads
 from genesis.kernels.decode.attention_token import load_tables, load_token, loaded, prepared_heads
 from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.elements import converted
@@ -67,11 +67,7 @@ def attention_step_blocks_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p
     if not EARLY:
         wait_for_previous(OVERLAP)
     # Find the visible keys, and load the token's heads.
-    length = tl.load(p_lengths + i_row, cache_modifier=".cg")
-    is_on = (length >= 0) & (length < capacity)
-    if p_active is not None:
-        is_on = is_on & (tl.load(p_active + i_row) != 0)
-    length = tl.where(is_on, length, 0).to(tl.int32)  # an inactive row is computed like an empty one
+    length, is_on = length_of(p_lengths, p_active, i_row, capacity)
     low = length * 0
     if window is not None:
         low = tl.maximum(length + 1 - window, 0)

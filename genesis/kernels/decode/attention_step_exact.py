@@ -21,6 +21,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
 from genesis.kernels.attention.common import fast_exp2
+from genesis.kernels.decode.attention_parts import length_of
 from genesis.kernels.decode.exact_rows import async_load, inverse_rms
 from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.gemm.warp_specialized import reinterpret_as
@@ -127,11 +128,7 @@ def attention_step_exact_kernel(p_o, p_qkv, p_cache, p_lengths, p_cos, p_sin, p_
     if not LAUNCH[1]:
         wait_for_previous(LAUNCH[0])
     # Find the visible keys, and load the first rounds.
-    length = gl.load(p_lengths + i_row, cache_modifier=".cg")
-    is_on = (length >= 0) & (length < capacity)
-    if p_active is not None:
-        is_on = is_on & (gl.load(p_active + i_row) != 0)
-    length = gl.where(is_on, length, 0).to(gl.int32)  # an inactive row is computed like an empty one
+    length, is_on = length_of(p_lengths, p_active, i_row, capacity)
     low = length * 0
     if window is not None:
         low = gl.maximum(length + 1 - window, 0)

@@ -33,6 +33,7 @@ from genesis.kernels.decode.attention_parts import (
     end_part,
     enter_cluster,
     gather,
+    length_of,
     part_of,
     saturated,
     share_of,
@@ -46,26 +47,12 @@ from genesis.kernels.decode.attention_step_tiles import (
     scores,
     weighted,
 )
+from genesis.kernels.decode.attention_token import loaded_tile
 from genesis.kernels.decode.few_rows_fma import after_loads
 from genesis.kernels.decode.few_rows_mma import operand
 from genesis.kernels.dependents import allow_next, wait_for_previous
 from genesis.kernels.elements import converted
 from genesis.kernels.norm.norm import rsqrt
-
-
-@triton.jit
-def loaded_tile(p, m):
-    """Load keys or values, 0 where the mask is not set."""
-    if p.dtype.element_ty == tl.float8e4nv:
-        return tl.load(p.to(tl.pointer_type(tl.uint8)), mask=m, other=0).to(tl.float8e4nv, bitcast=True)
-    else:
-        return tl.load(p, mask=m, other=0)
-
-
-@triton.jit
-def column_of_element(o_e, o_t):
-    """Return the head's column of element o_e of the result in thread (g, t)."""
-    return o_e // 16 * 64 + o_t * 16 + o_e % 16
 
 
 @triton.jit
@@ -211,11 +198,7 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
         query_w = tl.load(p_query_weight + o_d), tl.load(p_query_weight + o_partner)  # [BS * 8, 32] each
         key_w = tl.load(p_key_weight + o_d), tl.load(p_key_weight + o_partner)
     # Find this program's keys, and load the first of them.
-    length = tl.load(p_lengths + i_row, cache_modifier=".cg")
-    is_on = (length >= 0) & (length < capacity)
-    if p_active is not None:
-        is_on = is_on & (tl.load(p_active + i_row) != 0)
-    length = tl.where(is_on, length, 0).to(tl.int32)  # an inactive row is computed like an empty one
+    length, is_on = length_of(p_lengths, p_active, i_row, capacity)
     begin, end, active = part_of(length, window, i_split, splits, PART, KEYS)
     k = load_keys(p_keys, o_r, o_c, begin, end, so_cache, BS, SIZE, N)  # [BS * 8, 32] each
     v = load_values(p_values, o_r, o_c, begin, end, so_cache, BS, SIZE, N, BLOCKS)  # [BS * 8, 32] each
@@ -284,7 +267,8 @@ def attention_step_mma_kernel(p_o, p_parts, p_states, p_counters, p_qkv, p_cache
     first = rank * SHARE
     o_w, o_t = tl.arange(0, BS * 8)[:, None, None], tl.arange(0, 4)[None, :, None]  # [BS * 8, 1, 1], [1, 4, 1]
     o_e = o_w // 8 * WARPS_SHARE + first + tl.arange(0, SHARE)[None, None, :]  # [BS * 8, 1, SHARE]
-    o_g, o_o = o_w % 8, o_w % 8 * SIZE + column_of_element(o_e, o_t)
+    # Element e of the result is column e // 16 * 64 + 16 · t + e % 16 of the head.
+    o_g, o_o = o_w % 8, o_w % 8 * SIZE + (o_e // 16 * 64 + o_t * 16 + o_e % 16)
     m_o = (o_g < tl.where(first < WARPS_SHARE, GROUP, 0)) & (o_o >= 0)  # [BS * 8, 4, SHARE]
     p_result = p_o + i_pair.to(tl.int64) * (GROUP * SIZE)
     if parts == 1:

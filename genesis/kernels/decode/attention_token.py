@@ -18,13 +18,18 @@ from genesis.kernels.norm.norm import row_sum, rsqrt
 
 
 @triton.jit
-def loaded(p_x, m_x, TYPE: tl.constexpr):
-    """Load keys or values, 0 where the mask is not set, as an operand of tl.dot."""
-    if p_x.dtype.element_ty == tl.float8e4nv:
-        b_x = tl.load(p_x.to(tl.pointer_type(tl.uint8)), mask=m_x, other=0).to(tl.float8e4nv, bitcast=True)
+def loaded_tile(p, m):
+    """Load keys or values, 0 where the mask is not set."""
+    if p.dtype.element_ty == tl.float8e4nv:
+        return tl.load(p.to(tl.pointer_type(tl.uint8)), mask=m, other=0).to(tl.float8e4nv, bitcast=True)
     else:
-        b_x = tl.load(p_x, mask=m_x, other=0)  # [BN, BD]
-    return operand(b_x, TYPE)
+        return tl.load(p, mask=m, other=0)
+
+
+@triton.jit
+def loaded(p, m, TYPE: tl.constexpr):
+    """Load keys or values, 0 where the mask is not set, as an operand of tl.dot."""
+    return operand(loaded_tile(p, m), TYPE)
 
 
 @triton.jit
