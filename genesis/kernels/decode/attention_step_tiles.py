@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime.jit import constexpr_function
 
 from genesis.backend.cuda.driver import is_interpreted
-from genesis.kernels.decode.few_rows_mma import constraints, layout_line, mma_of
+from genesis.kernels.decode.few_rows_mma import constraints, layout_line, mma_of, quad_text
 from genesis.kernels.elements import converted
 
 
@@ -168,22 +168,23 @@ if is_interpreted():
         values: np.ndarray = converted(tile, tl.float32).handle.data.reshape(-1, 8, 4, 8)
         return values
 
-    def as_tile(values: np.ndarray, like: Any) -> Any:
-        data = np.ascontiguousarray(values.reshape(like.handle.data.shape), np.float32)
-        return tl.tensor(type(like.handle)(data, tl.float32), like.type)
+    def with_values(tile: Any, values: np.ndarray) -> Any:
+        """Return a tile of the same shape and type with other values."""
+        data = np.array(values, tile.handle.data.dtype).reshape(tile.handle.data.shape)
+        return tl.tensor(type(tile.handle)(data, tile.dtype), tile.type)
 
     def scores(q: Any, keys: Any, acc: Any, BS: Any, BLOCKS: Any) -> Any:
         with np.errstate(all="ignore"):
             products = [np.einsum("whte,wkte->whk", thread_values(q), thread_values(k)) for k in keys]
         products += [np.zeros_like(products[0])] * (4 - len(products))
         by_block = np.stack([each.reshape(*each.shape[:2], 4, 2) for each in products], 3)  # [w, head, t, block, b]
-        return acc + as_tile(by_block, acc)
+        return acc + with_values(acc, by_block)
 
     def weighted(p: Any, values: Any, low: Any, high: Any, BS: Any, BLOCKS: Any) -> Any:
         values_of_key = np.stack([thread_values(each) for each in values])  # [(block, b), w, g, t, j]
         with np.errstate(all="ignore"):
             sums = np.einsum("whti,iwgtj->whgj", thread_values(p)[..., : len(values_of_key)], values_of_key)
-        return low + as_tile(sums[:, :, 0::2], low), high + as_tile(sums[:, :, 1::2], high)
+        return low + with_values(low, sums[:, :, 0::2]), high + with_values(high, sums[:, :, 1::2])
 
     def combine(b_max: Any, b_sum: Any, tiles: Any, BS: Any, COUNT: Any) -> Any:
         m, total = thread_values(b_max)[:, :, 0, 0], thread_values(b_sum)[:, :, 0, 0]  # [w, g]
@@ -197,7 +198,7 @@ if is_interpreted():
             own = np.full((*o.shape[:3], 8), -0.0, np.float32)
             for w in range(len(o)):
                 own[w, ..., :part] = each[:, None, None] if i < 2 else each[..., w * part : (w + 1) * part]
-            shares.append(as_tile(own, b_max))
+            shares.append(with_values(b_max, own))
         return tuple(shares)
 
 
@@ -315,11 +316,6 @@ def exchange_text(kind: tl.dtype, warps: int, size: int, cluster: int, part: int
 
 
 @constexpr_function
-def quad_text(at: int) -> str:
-    return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
-
-
-@constexpr_function
 def types_of(kind: tl.dtype, count: int) -> tuple[tl.dtype, ...]:
     """Return the types of `count` tiles of a type, followed by two float32 tiles."""
     return (kind,) * count + (tl.float32,) * 2
@@ -346,11 +342,6 @@ def exchange(q, score, value, BS: tl.constexpr, SIZE: tl.constexpr, CLUSTER: tl.
 
 
 if is_interpreted():
-
-    def with_values(tile: Any, values: np.ndarray) -> Any:
-        """Return a tile of the same shape and type with other values."""
-        data = np.array(values, tile.handle.data.dtype).reshape(tile.handle.data.shape)
-        return tl.tensor(type(tile.handle)(data, tile.dtype), tile.type)
 
     def value_of(constant: Any) -> int:
         number: int = getattr(constant, "value", constant)

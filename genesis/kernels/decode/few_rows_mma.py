@@ -60,6 +60,12 @@ def mma_of(kind: tl.dtype) -> str:
 
 
 @constexpr_function
+def quad_text(at: int) -> str:
+    """Return four registers from $at on as an operand."""
+    return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
+
+
+@constexpr_function
 def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     """Return the assembly of `mma` for 8 elements per thread: 16 rows of W and one or two blocks of 8 rows of x.
 
@@ -72,10 +78,6 @@ def mma_text(kind: tl.dtype, warps: int, blocks: int) -> str:
     else:
         steps = [(0, first, "{$16, $17}", 24), (4, first, "{$20, $21}", 28)]
         steps += [(0, second, "{$18, $19}", 0), (4, second, "{$22, $23}", 4)]
-
-    def quad_text(at: int) -> str:
-        return "{" + ", ".join(f"${at + i}" for i in range(4)) + "}"
-
     lines = [f"{mma_of(kind)} {quad_text(d)}, {a}, {b}, {quad_text(c)};" for d, a, b, c in steps]
     return "\n".join([f"{{ {layout_line(warps)}", *lines, "}"])
 
@@ -283,6 +285,15 @@ def load_steps(p, o_rows, rows, stride, o_k, K: tl.constexpr, ROWS: tl.constexpr
 
 
 @triton.jit
+def load_operands(p_w, p_up, p_norm, o_rows, n, w_row, o_k, K: tl.constexpr, ROWS: tl.constexpr, BY: tl.constexpr,
+                  STEP: tl.constexpr, STEPS: tl.constexpr, ONCE: tl.constexpr = False):  # fmt: skip
+    """Load the tiles of W, of up and of the norm's weight; see `load_steps`."""
+    w = load_steps(p_w, o_rows, n, w_row, o_k, K, ROWS, BY, STEP, STEPS, ONCE)
+    up = load_steps(p_up, o_rows, n, w_row, o_k, K, ROWS, BY, STEP, STEPS, ONCE)
+    return w, up, load_steps(p_norm, o_rows * 0, 1, 0, o_k, K, 1, BY, STEP, STEPS)
+
+
+@triton.jit
 def load_each(p, o, mask, DEFAULT: tl.constexpr):
     """Load the elements at offsets o in float32, or return DEFAULT if p is None."""
     if p is None:
@@ -313,9 +324,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
     o_k, o_r = o_k + o_r // 8 * 32, o_r % 8  # [BS * 8, 32], [BS * 8, 1]
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
-        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
-        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
-        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
     wait_for_previous(OVERLAP)
     # Load the scales, biases and residuals of this thread's elements.
     added, w_scale, up_scale = (), (), ()
@@ -332,9 +341,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 o_y = (o_m + j * 16).to(tl.int64) * y_row + o_w  # [BS * 32]
                 added += (load_each(p_bias, o_w, m_w, 0) + load_each(p_residual, o_y, m_w & (o_m + j * 16 < m), 0),)
     if not EARLY:
-        w = load_steps(p_w, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
-        up = load_steps(p_up, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
-        scale = load_steps(p_norm, o_r * 0, 1, 0, o_k, K, 1, 8, STEP, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n + o_r, n, w_row, o_k, K, W, 8, STEP, STEPS)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, XX, BS * 8)
     sums_up = sums
     # Multiply the tiles along K, with loads of W one trip ahead.
@@ -362,9 +369,7 @@ def few_rows_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resi
                 sums_up = products(b_up, b_x, sums_up, BS, X, XX, WW)
         if K > TRIP:
             o_next = i_k + TRIP + o_k
-            w = load_steps(p_w, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
-            up = load_steps(p_up, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
-            scale = load_steps(p_norm, o_r * 0, 1, 0, o_next, K, 1, 8, STEP, STEPS)
+            w, up, scale = load_operands(p_w, p_up, p_norm, i_n + o_r, n, w_row, o_next, K, W, 8, STEP, STEPS)
     # Add the sums of the warps, apply the norm, and store.
     N: tl.constexpr = P if p_up is None else 2 * P
     if p_up is not None:

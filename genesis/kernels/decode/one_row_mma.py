@@ -32,6 +32,7 @@ from genesis.kernels.decode.few_rows_mma import (
     filled,
     layout_line,
     load_each,
+    load_operands,
     load_steps,
     mma,
     plus,
@@ -228,15 +229,6 @@ def narrowed(x, BS: tl.constexpr, STEPS: tl.constexpr):
 
 
 @triton.jit
-def load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K: tl.constexpr, BN: tl.constexpr, STEP: tl.constexpr,
-                  STEPS: tl.constexpr):  # fmt: skip
-    """Load the tiles of W, of up and of the norm's weight."""
-    w = load_steps(p_w, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
-    up = load_steps(p_up, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
-    return w, up, load_steps(p_norm, 0, 1, 0, o_k, K, 1, 1, STEP, STEPS)
-
-
-@triton.jit
 def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_residual, p_w_scale, n, w_row, eps,
                        K: tl.constexpr, OVERLAP: tl.constexpr, EARLY: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
                        STEPS: tl.constexpr):  # fmt: skip
@@ -257,13 +249,13 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
     m_next = m_n & (o_next < n) if p_up is None else m_n
     w, up, scale = (), (), ()  # tiles of STEPS steps
     if EARLY:
-        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
     wait_for_previous(OVERLAP)
     b_w_scale, b_next_scale = load_each(p_w_scale, o_n, m_n, 1), load_each(p_w_scale, o_next, m_next, 1)  # [BS * 32]
     b_added = load_each(p_bias, o_n, m_n, 0) + load_each(p_residual, o_n, m_n, 0)  # [BS * 32]
     b_next_added = load_each(p_bias, o_next, m_next, 0) + load_each(p_residual, o_next, m_next, 0)
     if not EARLY:
-        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, STEP, STEPS)
+        w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_k, K, BN, 1, STEP, STEPS, True)
     sums, square = filled(-0.0, P, BS * 8), filled(-0.0, 1, BS * 8)
     # Multiply the tiles along K, with loads of W one trip ahead.
     for i_k in tl.range(0, K, TRIP, loop_unroll_factor=unrolled(p_w.dtype.element_ty, K, TRIP)):
@@ -297,7 +289,7 @@ def one_row_mma_kernel(p_y, p_h, p_rstd, p_x, p_w, p_up, p_norm, p_bias, p_resid
             sums = new_sums
         if K > TRIP:
             o_trip = i_k + TRIP + o_k
-            w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, STEP, STEPS)
+            w, up, scale = load_operands(p_w, p_up, p_norm, i_n, n, w_row, o_trip, K, BN, 1, STEP, STEPS, True)
     # Add the sums of the warps, apply the norm, and store.
     if p_norm is not None:
         sums += square
