@@ -31,7 +31,7 @@ from genesis.kernels.elements import (
     program_indices,
     work_type,
 )
-from genesis.kernels.reduce.plan import NormTiles, norm_tiles
+from genesis.kernels.reduce.plan import norm_tiles
 from genesis.shapes import contiguous_strides, numel
 
 # --- The kernels ------------------------------------------------------------------------------------------------------
@@ -274,14 +274,13 @@ def rms_norm_scale_kernel(p_y, p_x, p_w, p_r, n, h, sizes, sx, sr, dx, dw, WORK:
 
 
 def _forward(
-    y: Array, mean: Array | None, rstd: Array, x: Array, weight: Array, bias: Array | None, eps: float,
-    cut: NormTiles | None = None,
+    y: Array, mean: Array | None, rstd: Array, x: Array, weight: Array, bias: Array | None, eps: float
 ) -> None:  # fmt: skip
     h, n = x.shape[-1], numel(x.shape[:-1])
     if n == 0:
         return
     work = work_type(x.dtype)
-    cut = cut or norm_tiles(n, h, x.dtype.itemsize)
+    cut = norm_tiles(n, h, x.dtype.itemsize)
     sizes, sx = collapse(x.shape[:-1], x.strides[:-1])
     launch(
         norm_forward_kernel, triton.cdiv(n, cut.rows), y, mean, rstd, x, weight, bias, n, h, float_argument(eps, work),
@@ -295,7 +294,7 @@ def _forward(
 
 def _backward(
     outs: tuple[Array, ...], g: Array, x: Array, weight: Array, mean: Array | None, rstd: Array, plus: Array | None,
-    y: Array | None = None, cut: NormTiles | None = None,
+    y: Array | None = None,
 ) -> None:  # fmt: skip
     """Store dx + plus, optionally dw and, with a mean, db. If `y` is given, also store the result of forward."""
     d, *parameters = outs
@@ -303,7 +302,7 @@ def _backward(
     if h == 0:
         return
     work = work_type(x.dtype)
-    cut = cut or norm_tiles(n, h, x.dtype.itemsize, backward=True)
+    cut = norm_tiles(n, h, x.dtype.itemsize, backward=True)
     # Launch one pass over short rows, or kernels for long rows and their columns; then add the partial sums.
     partials = [empty((cut.programs, h), work, x.device) for _ in parameters]
     partial_w, partial_b, *_ = *partials, None, None

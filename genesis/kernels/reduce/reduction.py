@@ -241,7 +241,7 @@ def load_type(dtype: DType) -> DType:
 
 def reduce_into(
     spec: ReduceSpec, out: Array | None, x: Array, layout: Layout, work: DType, *, indices: Array | None = None,
-    argument: float = 0.0, cut: Tiles | None = None,
+    argument: float = 0.0,
 ) -> None:  # fmt: skip
     """Reduce `x` into `out`. A result without elements is the result of the identity.
 
@@ -250,11 +250,10 @@ def reduce_into(
         work: type of the state.
         indices: int64 indices, for specs whose second tile holds them.
         argument: last argument of `step` and `finish`.
-        cut: tile sizes; chosen by shape by default.
     """
     if layout.results == 0:
         return
-    cut = cut or reduction_tiles(layout, x.dtype.itemsize, spec.states)
+    cut = reduction_tiles(layout, x.dtype.itemsize, spec.states)
     if cut.splits == 1:
         _launch_reduce(spec, (out, indices), x, layout, work, argument, cut)
         return

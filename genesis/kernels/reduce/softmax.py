@@ -71,15 +71,15 @@ def softmax_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.constexpr, W
 
 
 @triton.jit
-def load_chunk(p, first, count, step, m_k, FIRST: tl.constexpr, WORK: tl.constexpr, AXIS: tl.constexpr, U: tl.constexpr,
-               BR: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Load U × BR consecutive elements of every line, [U, BK, BR] or [U, BR, BK]; `FIRST` beyond the end."""
+def load_chunk(p, first, count, step, m_k, WORK: tl.constexpr, AXIS: tl.constexpr, U: tl.constexpr, BR: tl.constexpr,
+               MASKED: tl.constexpr):  # fmt: skip
+    """Load U × BR consecutive elements of every line, [U, BK, BR] or [U, BR, BK]; -inf beyond the end."""
     r = first + tl.arange(0, U)[:, None] * BR + tl.arange(0, BR)[None, :]  # [U, BR]
     r = tl.expand_dims(r, 3 - AXIS - 1)  # [U, BR, 1] or [U, 1, BR]
     m = m_k
     if MASKED:
         m = m_k & (r < count)  # [U, BK, BR] or [U, BR, BK]
-    return converted(tl.load(p + r * step, mask=m, other=FIRST), WORK)
+    return converted(tl.load(p + r * step, mask=m, other=float("-inf")), WORK)
 
 
 @triton.jit
@@ -99,12 +99,11 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
     total = tl.zeros((ROWS, COLUMNS), WORK)  # [ROWS, COLUMNS]
     # Compute the maximum and the sum of each line.
     full = nr // (U * BR) * (U * BR)
-    low = float("-inf")
     for first in range(0, full, U * BR):
-        x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)  # [U, ROWS, COLUMNS]
+        x = load_chunk(p_k, first, nr, dx, m_k, WORK, AXIS, U, BR, False)  # [U, ROWS, COLUMNS]
         top, total = online_update(top, total, x)
     if full < nr:
-        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)  # [U, ROWS, COLUMNS]
+        x = load_chunk(p_k, full, nr, dx, m_k, WORK, AXIS, U, BR, True)  # [U, ROWS, COLUMNS]
         top, total = online_update(top, total, x)
     best = tl.max(top, AXIS)  # [BK]
     # The sum keeps NaN, whatever the maximum is.
@@ -117,10 +116,10 @@ def softmax_two_pass_kernel(p_o, p_x, nk, nr, sizes, sx, so, dx, do, LOG: tl.con
         term = tl.expand_dims(tl.expand_dims(maths.divide(tl.full((BK,), 1, WORK), total), AXIS), 0)
     # Compute and store the results.
     for first in range(0, full, U * BR):
-        x = load_chunk(p_k, first, nr, dx, m_k, low, WORK, AXIS, U, BR, False)
+        x = load_chunk(p_k, first, nr, dx, m_k, WORK, AXIS, U, BR, False)
         store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), first, nr, do, m_k, AXIS, U, BR, False)
     if full < nr:
-        x = load_chunk(p_k, full, nr, dx, m_k, low, WORK, AXIS, U, BR, True)
+        x = load_chunk(p_k, full, nr, dx, m_k, WORK, AXIS, U, BR, True)
         store_chunk(q_k, softmax_values(x, best, term, LOG, OUT), full, nr, do, m_k, AXIS, U, BR, True)
 
 
@@ -211,19 +210,20 @@ def _layout(out: Array, dim: int, *inputs: Array) -> tuple[tuple[int, ...], ...]
     return (sizes, *zero_if_single(sizes, *merged), tuple(a.strides[axis] if out.ndim else 1 for a in arrays))
 
 
-def _tiles(out: Array, dim: int, kept: tuple[int, ...], steps: tuple[int, ...], step: int, arrays: int) -> LineTiles:
+def _tiles(
+    out: Array, dim: int, kept: tuple[int, ...], steps: tuple[int, ...], step: int, arrays: int
+) -> tuple[int, int, LineTiles]:
+    """Return the length of a line, the number of lines, and their tiles."""
     length = out.shape[dim] if out.ndim else 1
-    inner = is_inner(kept, steps, (length,), (step,))
-    return line_tiles(out.size // length, length, out.dtype.itemsize, inner, arrays)
+    count, inner = out.size // length, is_inner(kept, steps, (length,), (step,))
+    return length, count, line_tiles(count, length, out.dtype.itemsize, inner, arrays)
 
 
-def _softmax(log: bool, out: Array, x: Array, dim: int, cut: LineTiles | None = None) -> None:
+def _softmax(log: bool, out: Array, x: Array, dim: int) -> None:
     if out.size == 0:
         return
     kept, so, sx, (do, dx) = _layout(out, dim, x)
-    cut = cut or _tiles(out, dim, kept, sx, dx, 1)
-    length = out.shape[dim] if out.ndim else 1
-    count = out.size // length
+    length, count, cut = _tiles(out, dim, kept, sx, dx, 1)
     extra = {} if cut.one_pass else {"U": cut.unroll}
     launch(
         softmax_kernel if cut.one_pass else softmax_two_pass_kernel, triton.cdiv(count, cut.block_k), out, x, count,
@@ -237,9 +237,7 @@ def _softmax_backward(log: bool, out: Array, g: Array, y: Array, dim: int) -> No
     if out.size == 0:
         return
     kept, so, sg, sy, (do, dg, dy) = _layout(out, dim, g, y)
-    cut = _tiles(out, dim, kept, sy, dy, 2)
-    length = out.shape[dim] if out.ndim else 1
-    count = out.size // length
+    length, count, cut = _tiles(out, dim, kept, sy, dy, 2)
     launch(
         softmax_backward_kernel, triton.cdiv(count, cut.block_k), out, g, y, count, length, kept, sg, sy, so, dg, dy,
         do, LOG=log, WORK=TRITON[work_type(out.dtype).name], AXIS=int(cut.inner),
