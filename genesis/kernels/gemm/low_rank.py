@@ -75,9 +75,7 @@ def add_terms(out: Array, terms: Sequence[Term], transpose_b: bool = False, accu
 
 def terms_of(u: Array, operands: Operands, low_rank: LowRank) -> list[Term]:
     """Return the terms of pairs, for a transposed weight."""
-    parts = operands.b
-    if len(parts) < len(low_rank.pairs):
-        parts = slices(parts[0], [p.stop - p.start for p in low_rank.pairs])
+    parts = _of_pairs(operands.b, [p.stop - p.start for p in low_rank.pairs])
     ends = zip(low_rank.pairs, low_rank.ranks, parts, strict=True)
     return [Term(p.start, p.stop, window(u, *columns), b, p.scale == 0) for p, columns, b in ends]
 
@@ -95,11 +93,14 @@ def make_u(u: Array, x: Array, operands: Operands, low_rank: LowRank) -> None:
     if len(operands.a) == 1 and len(scales) == 1:
         matmul_into(u, x, operands.a[0], transpose_b=True, alpha=scales.pop())
         return
-    parts = operands.a
-    if len(parts) < len(low_rank.pairs):
-        parts = slices(parts[0], [p.rank for p in low_rank.pairs])
+    parts = _of_pairs(operands.a, [p.rank for p in low_rank.pairs])
     for p, columns, a in zip(low_rank.pairs, low_rank.ranks, parts, strict=True):
         matmul_into(window(u, *columns), x, a, transpose_b=True, alpha=p.scale)
+
+
+def _of_pairs(arrays: Sequence[Array], rows: list[int]) -> Sequence[Array]:
+    """Return the array of each pair, with these numbers of rows; one array may hold those of all pairs."""
+    return arrays if len(arrays) == len(rows) else slices(arrays[0], rows)
 
 
 # --- Pairs as further steps along k (docs/decisions/0014-exact.md) ----------------------------------------------------

@@ -278,17 +278,12 @@ def muon_constants(p_c, p_s, lr, step, scale, first, each, hyper, choices, NUMBE
 
 
 @triton.jit
-def load_tile(p_x, o, m, WORK: tl.constexpr):
-    return converted(tl.load(p_x + o, mask=m), WORK)
-
-
-@triton.jit
 def scaled_kernel(p_o, p_x, p_norm, n, sizes, so, sx, eps, WORK: tl.constexpr, INT64: tl.constexpr,
                   BLOCK: tl.constexpr):  # fmt: skip
     i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     norm = tl.load(p_norm)
     factor = 1 / tl.where(norm < eps, tl.full((), eps, tl.float64), norm)
-    x = load_tile(p_x, offsets(i, sizes, sx), m, WORK)  # [BLOCK]
+    x = converted(tl.load(p_x + offsets(i, sizes, sx), mask=m), WORK)  # [BLOCK]
     tl.store(p_o + offsets(i, sizes, so), x * factor.to(WORK), mask=m)
 
 
@@ -307,7 +302,7 @@ def muon_direction(p_o, p_g, p_b, p_c, n, sizes, so, sg, sb, NESTEROV: tl.conste
     i, m = positions(n, BLOCK, INT64)  # [BLOCK]
     o_b = offsets(i, sizes, sb)
     take, mu = tl.load(p_c), tl.load(p_c + 1)
-    step = load_tile(p_g, offsets(i, sizes, sg), m, WORK) * take  # [BLOCK]
+    step = converted(tl.load(p_g + offsets(i, sizes, sg), mask=m), WORK) * take  # [BLOCK]
     b = tl.load(p_b + o_b, mask=m) * mu + step  # [BLOCK]
     tl.store(p_b + o_b, b, mask=step_mask(m, p_c))
     tl.store(p_o + offsets(i, sizes, so), step + b * mu if NESTEROV else b, mask=m)
