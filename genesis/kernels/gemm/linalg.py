@@ -28,12 +28,7 @@ from genesis.dtypes import DType, bfloat16, float8_e4m3fn, float16, float32, flo
 from genesis.kernels.dependents import can_overlap
 from genesis.kernels.elements import TRITON, collapse, needs_int64, work_type
 from genesis.kernels.gemm import gemm
-from genesis.kernels.gemm.few_columns import (
-    MAX_EXACT_COLUMNS,
-    few_columns_tile,
-    gemm_few_columns,
-    is_for_few_columns,
-)
+from genesis.kernels.gemm.few_columns import MAX_EXACT_COLUMNS, few_columns_tile, gemm_few_columns, is_for_few_columns
 from genesis.kernels.gemm.gemm import gemm_pointers, gemm_rank1, gemm_reduce_splits, gemm_tma
 from genesis.kernels.gemm.tf32_rs import gemm_tf32_rs_into
 from genesis.kernels.gemm.thin import thin_products_into

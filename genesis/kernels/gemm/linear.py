@@ -16,14 +16,7 @@ from genesis.kernels.decode.wide_rows import is_for_wide_rows, wide_rows_linear_
 from genesis.kernels.elements import as_matrix
 from genesis.kernels.gemm.fp8 import quantized_gemm_into
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.gemm.low_rank import (
-    add_terms,
-    chain_product,
-    low_rank_product,
-    make_u,
-    scale_columns,
-    terms_of,
-)
+from genesis.kernels.gemm.low_rank import add_terms, chain_product, low_rank_product, make_u, scale_columns, terms_of
 from genesis.ops.linalg import is_wide_enough
 from genesis.ops.linear import split_parameters
 from genesis.ops.low_rank import LowRank, split_pairs

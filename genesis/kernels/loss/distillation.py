@@ -21,14 +21,7 @@ from genesis.backend.cuda.launch import launch
 from genesis.dtypes import float32
 from genesis.kernels.elements import TRITON, converted, float_argument, row_slice, work_type
 from genesis.kernels.gemm.linalg import matmul_into
-from genesis.kernels.loss.labelled import (
-    WORKSPACE,
-    LabelledRows,
-    Labels,
-    begins_padding,
-    can_limit,
-    chunk_rows,
-)
+from genesis.kernels.loss.labelled import WORKSPACE, LabelledRows, Labels, begins_padding, can_limit, chunk_rows
 from genesis.kernels.loss.loss import ROW_BLOCK, _block, _clear, _divisor, _sum_losses, _warps, add_gradients
 from genesis.kernels.pointwise.elementwise import elementwise, identity
 from genesis.ops.distillation import FIGURES

@@ -25,13 +25,7 @@ from genesis.kernels.formulas import tile_function
 from genesis.kernels.maths import maximum, minimum
 from genesis.kernels.pointwise.elementwise import copy, elementwise, positions
 from genesis.kernels.reduce.plan import column_tiles, reduction_layout, row_tiles
-from genesis.kernels.reduce.reduction import (
-    ReduceSpec,
-    column_min_max,
-    load_type,
-    reduce_into,
-    row_min_max,
-)
+from genesis.kernels.reduce.reduction import ReduceSpec, column_min_max, load_type, reduce_into, row_min_max
 from genesis.kernels.reduce.scan import scan_into
 from genesis.shapes import Shape, normalize_axes, normalize_axis, numel
 
