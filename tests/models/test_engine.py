@@ -211,7 +211,7 @@ def test_many_generations_leave_nothing_behind(model: genesis_models.CausalLM) -
         return held("cpu")
 
     with ThreadpoolController().limit(limits=1, user_api="blas"):  # of matrices so small
-        before = after(100, 0)
+        before = after(250, 0)
         assert after(200, 50).grown(before, objects=50) == []
 
 
