@@ -278,9 +278,11 @@ def attention(
     Args:
         q: queries `[B, T, Hq, D]`; query i has key position i + S - T (a KV cache holds the first S - T keys).
         k, v: keys and values `[B, S, Hkv, D]`; Hq is a multiple of Hkv, and query heads share key heads in groups.
-        starts: int `[B, T]`, the first key position that each query sees (the start of its document).
+        starts: int `[B, T]`, the first key position that each query sees (the start of its document). `[B, T, 3]` also
+            has the begin and the end of a range of earlier keys that the query skips, as a branch of a document skips
+            another branch.
         causal: hide keys after the query.
-        window: number of keys that a query sees, up to its own position; 0 means all.
+        window: number of keys that a query sees, up to its own position and without skipped ones; 0 means all.
         scale: factor of the scores; 1/√D by default.
     """
     inputs = (q, k, v) if starts is None else (q, k, v, starts)

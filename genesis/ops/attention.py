@@ -22,7 +22,7 @@ from genesis.dtypes import INTEGER, float32, float64, int64
 from genesis.errors import DTypeError, ShapeError
 from genesis.op import Context, Grads, gradient_like, op
 from genesis.ops.blocks import BLOCK, upcast
-from genesis.ops.elementwise import arange, cast, eq, exp, ge, gt, le, logical_and, mul, sub, where
+from genesis.ops.elementwise import arange, cast, eq, exp, ge, gt, le, logical_and, logical_or, lt, mul, sub, where
 from genesis.ops.linalg import matmul, transposed
 from genesis.ops.reduce import logsumexp, sum_to_shape
 from genesis.ops.reduce import sum as sum_of
@@ -62,8 +62,9 @@ def _infer(
         )
     if causal and s < t:
         raise ShapeError(f"attention: causal attention with {t} queries needs at least as many keys, got {s}")
-    if starts is not None and (starts.shape != (b, t) or starts.dtype.category != INTEGER):
-        raise ShapeError(f"attention: starts must be integers [{b}, {t}], got {starts.dtype} {starts.shape}")
+    if starts is not None and (starts.shape not in ((b, t), (b, t, 3)) or starts.dtype.category != INTEGER):
+        what = f"attention: starts must be integers [{b}, {t}] or [{b}, {t}, 3], got {starts.dtype} {starts.shape}"
+        raise ShapeError(what)
     if not q.dtype.is_floating_point or k.dtype is not q.dtype or v.dtype is not q.dtype:
         raise DTypeError(f"attention takes q, k, v of one float type, got {q.dtype}, {k.dtype}, {v.dtype}")
     return Spec(q.shape, q.dtype), Spec((b, hq, t), float64 if q.dtype is float64 else float32)
@@ -100,22 +101,26 @@ def _blocks(queries: int, keys: int, starts: np.ndarray | None, causal: bool, wi
     for first in range(0, queries, BLOCK_QUERIES):
         last = min(first + BLOCK_QUERIES, queries)
         same_document = starts is None or bool((starts[first:last] == starts[first]).all())
+        hides = starts is not None and bool((starts[first:last, 1] < starts[first:last, 2]).any())
         # Most blocks need no mask for each pair of query and key.
-        if causal and not window and same_document:
-            low = 0 if starts is None else max(int(starts[first]), 0)
+        if causal and not window and same_document and not hides:
+            low = 0 if starts is None else max(int(starts[first, 0]), 0)
             if low <= first + shift:
                 masked = slice(first + shift + 1 - low, last + shift - low)
                 result.append(_Block(first, last, low, last + shift, masked, _triangle(last - first)))
                 continue
         # The general case: the visible range of each query.
         position = np.arange(first, last) + shift
-        begin = np.zeros(last - first, np.int64) if starts is None else np.maximum(starts[first:last], 0)
+        begin, gap, gap_end = np.zeros((3, last - first), np.int64) if starts is None else starts[first:last].T
+        begin, gap_end = np.maximum(begin, 0), np.maximum(gap, gap_end)
         if window:
-            begin = np.maximum(begin, position - window + 1)
+            bound = position - window + 1
+            begin = np.maximum(begin, np.where(bound < gap_end, bound - (gap_end - gap), bound))
         end = position + 1 if causal else np.full(last - first, keys)
         low, high = int(begin.min(initial=keys)), int(end.max(initial=0))
         seen = np.arange(low, high)
         hidden = (seen < begin[:, None]) | (seen >= end[:, None])  # [queries, keys]
+        hidden |= (seen >= gap[:, None]) & (seen < gap_end[:, None])
         columns = np.flatnonzero(hidden.any(axis=0))
         masked = slice(int(columns[0]), int(columns[-1]) + 1) if columns.size else slice(0)
         bias = np.where(hidden[:, None, masked], np.float32(-np.inf), np.float32(0)) if columns.size else None
@@ -129,6 +134,8 @@ def _all_blocks(
     """Return the query blocks of every sequence; without document boundaries, all sequences share one list."""
     if starts is None:
         return [_blocks(q.shape[1], k.shape[1], None, causal, window)] * q.shape[0]
+    if starts.ndim == 2:  # no query skips keys
+        starts = np.stack([starts, 0 * starts, 0 * starts], -1)
     return [_blocks(q.shape[1], k.shape[1], row, causal, window) for row in starts]
 
 
@@ -248,7 +255,8 @@ def attention(
         q: `[B, T, Hq, D]`. Query i is at key position i + S - T.
         k: `[B, S, Hkv, D]`; query head h reads key head h // (Hq / Hkv).
         v: `[B, S, Hkv, D]`.
-        starts: `[B, T]`, the first key position that each query sees (the start of its document), or None.
+        starts: `[B, T]`, the first key position that each query sees (the start of its document), or None. `[B, T, 3]`
+            also has the begin and the end of a range of earlier keys that the query skips. Windows do not count them.
         causal: mask the keys after the query.
         window: if positive, a query sees only the last `window` keys up to its own.
         by_head: q, k, v and o are `[B, H, T, D]`, with as many key heads as query heads.
@@ -295,16 +303,28 @@ def attention(
         lse.fill(-np.inf)
 
 
+def unstacked(x: Array) -> list[Array]:
+    """Return views of the entries of x `[..., n]` in its last dimension."""
+    return [x.view(x.shape[:-1], x.strides[:-1], x.offset + i * x.strides[-1]) for i in range(x.shape[-1])]
+
+
 def _visible(q: Array, keys: int, starts: Array | None, causal: bool, window: int) -> Array | None:
     """Return which keys each query sees, to broadcast to `[B, Hkv, G, T, S]`; None if all."""
     (batch, queries), device = q.shape[:2], q.device
     number = arange(start=0, step=1, count=keys, dtype=int64, device=device)
     position = reshaped(arange(start=keys - queries, step=1, count=queries, dtype=int64, device=device), (queries, 1))
-    rules = [le(number, position)] if causal else []
-    if window:
-        rules.append(gt(number, sub(position, window)))
+    rules, bound = [le(number, position)] if causal else [], sub(position, window)
     if starts is not None:
-        rules.append(ge(number, reshaped(starts, (batch, 1, 1, queries, 1))))
+        begin, *gap = (
+            reshaped(x, (batch, 1, 1, queries, 1)) for x in ([starts] if starts.ndim == 2 else unstacked(starts))
+        )
+        rules.append(ge(number, begin))
+        if gap:
+            rules.append(logical_or(lt(number, gap[0]), ge(number, gap[1])))
+            inside = logical_and(lt(gap[0], gap[1]), lt(bound, sub(gap[1], 1)))
+            bound = where(inside, sub(bound, sub(gap[1], gap[0])), bound)
+    if window:
+        rules.append(gt(number, bound))
     return functools.reduce(logical_and, rules) if rules else None
 
 

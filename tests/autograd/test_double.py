@@ -117,6 +117,18 @@ def test_attention_through_its_formula(causal: bool) -> None:
     assert gradgradcheck(lambda *x: F.scaled_dot_product_attention(*x, is_causal=causal), (q, k, v))
 
 
+@pytest.mark.parametrize("window", [0, 2])
+def test_attention_that_skips_keys_through_its_formula(window: int) -> None:
+    """The last three tokens skip the second and the third; the formula has the gradients of the op."""
+    rng = np.random.default_rng(0)
+    q, k, v = inputs = [genesis.tensor(rng.normal(size=(1, 6, 1, 2)), requires_grad=True) for _ in range(3)]
+    starts = genesis.tensor([[[0, 0, 0]] * 3 + [[0, 1, 3]] * 3])
+    results = (F.attention(q, k, v, starts, window=window).square().sum() for _ in range(2))
+    found = [grad(y, inputs, create_graph=by_formula) for y, by_formula in zip(results, (False, True), strict=True)]
+    for one, other in zip(*found, strict=True):
+        assert one.numpy() == pytest.approx(other.detach().numpy(), abs=1e-12)
+
+
 def test_history_goes_through_views_and_in_place_changes() -> None:
     def function(x: Any) -> Any:
         y = x * x

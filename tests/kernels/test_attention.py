@@ -70,11 +70,28 @@ def documents(tokens: int) -> np.ndarray:
     return np.stack([np.asarray(b)[np.searchsorted(b, np.arange(tokens), side="right") - 1] for b in borders])
 
 
+def branches(tokens: int) -> np.ndarray:
+    """`doc_starts` with gaps: the second branch of a document skips the first one. Some gaps end inside blocks."""
+    found = np.zeros((2, tokens, 3), np.int64)
+    for sequence, parts in enumerate([[(5, 60, 30), (64, 64, 64)], [(20, 140, 70)]]):
+        begin = 0
+        for prompt, first, second in parts:
+            gap, gap_end = begin + prompt, begin + prompt + first
+            found[sequence, begin:, 0] = begin
+            found[sequence, gap_end : gap_end + second, 1:] = gap, gap_end
+            begin = gap_end + second
+        found[sequence, begin:, 0] = begin
+    return found
+
+
 def visible(tokens: int, starts: np.ndarray | None, causal: bool, window: int) -> np.ndarray:
     i, j = np.arange(tokens)[:, None], np.arange(tokens)
     mask = np.broadcast_to((j <= i) if causal else (i == i), (2, tokens, tokens))
-    mask = mask & (j > i - window) if window else mask
-    return mask & (j >= starts[:, :, None]) if starts is not None else mask
+    if starts is not None and starts.ndim == 3:
+        mask = mask & ((j < starts[..., 1:2]) | (j >= starts[..., 2:]))
+        starts = starts[..., 0]
+    mask = mask & (j >= starts[:, :, None]) if starts is not None else mask
+    return mask & (np.flip(np.cumsum(np.flip(mask, 2), 2), 2) <= window) if window else mask
 
 
 def off(found: Array, wanted: np.ndarray) -> float:
@@ -101,13 +118,16 @@ def rotated(x: np.ndarray, angles: np.ndarray, sign: int = 1) -> np.ndarray:
 
 
 def case(
-    size: int, dtype: DType, packed: bool, causal: bool, window: int, tokens: int = 150, rotation: str | None = None
-) -> Case:
-    """`rotation` is "position" or "token": the angles are each position's or each token's."""
+    size: int, dtype: DType, packed: bool | str, causal: bool, window: int, tokens: int = 150,
+    rotation: str | None = None,
+) -> Case:  # fmt: skip
+    """`rotation` is "position" or "token": the angles are each position's or each token's. `packed` may be
+    "branches".
+    """
     rng = np.random.default_rng(size)
     x = on_gpu(rng.standard_normal((2, tokens, HEADS + 2 * KEY_HEADS, size)).astype(dtype.numpy), dtype)
     g = on_gpu(rng.standard_normal((2, tokens, HEADS, size)).astype(dtype.numpy), dtype)
-    starts = documents(tokens) if packed else None
+    starts = (branches if packed == "branches" else documents)(tokens) if packed else None
     rest: tuple[Array | None, ...] = () if starts is None else (on_gpu(starts, int64),)
     angles = None
     if rotation is not None:
@@ -144,12 +164,21 @@ def check(*what: Any) -> tuple[Array, Array, tuple[Array, Array, Array]]:
 @pytest.mark.sample(cases=2)
 @pytest.mark.parametrize(
     ("size", "packed", "causal", "window"),
-    [(64, False, True, 0), (64, True, True, 0), (64, True, True, 70), (200, False, False, 0)],
-)
-def test_tiles_through_tma(uses_tma: list[bool], size: int, packed: bool, causal: bool, window: int) -> None:
+    [
+        (64, False, True, 0), (64, True, True, 0), (64, True, True, 70), (200, False, False, 0),
+        (64, "branches", True, 0), (64, "branches", True, 70),
+    ],
+)  # fmt: skip
+def test_tiles_through_tma(uses_tma: list[bool], size: int, packed: bool | str, causal: bool, window: int) -> None:
     check(size, bfloat16, packed, causal, window)
     assert uses_tma
     assert all(uses_tma) or not is_interpreted()  # a GPU before Hopper has none
+
+
+@pytest.mark.parametrize(("window", "tokens"), [(0, 350), (40, 350)])
+def test_branches_skip_each_other(window: int, tokens: int) -> None:
+    """Whole blocks of keys are skipped, too."""
+    check(16, float32, "branches", True, window, tokens)
 
 
 def test_all_keys_visible() -> None:
@@ -209,12 +238,12 @@ def test_parts_of_one_array_give_the_bits_of_three_arrays() -> None:
 @pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("dtype", [bfloat16, float16, float32])
 def test_head_sizes(size: int, dtype: DType) -> None:
-    kinds = ((False, True, 0), (True, True, 0), (False, True, 100), (False, False, 0))
+    kinds = ((False, True, 0), (True, True, 0), (False, True, 100), (False, False, 0), ("branches", True, 0))
     cases = [case(size, dtype, *kind) for kind in kinds]
     cases.append(case(size, dtype, False, True, 0, 2100))  # the tiles of long sequences
-    cases += [
-        case(size, dtype, *kind, 150, rotation) for kind, rotation in zip(kinds, ("token", "position") * 2, strict=True)
-    ]
+    rotations = "token", "position", "token", "position", "token"
+    cases += [case(size, dtype, *kind, 350, rotation) for kind, rotation in zip(kinds, rotations, strict=True)]
+    cases.append(case(size, dtype, "branches", True, 90, 350, "position"))
     results = [run(c) for c in cases]  # before any is read: their kernels are compiled side by side
     for c, (o, _, dx) in zip(cases, results, strict=True):
         compare(c, o, dx)
@@ -267,6 +296,7 @@ def test_overlapped_wgmmas_give_the_same_bits(size: int, monkeypatch: pytest.Mon
     """On a GPU without the kernels of wgmma_backward.py both sides are the plain ones."""
     for packed, causal, window, tokens, rotation in (
         (True, True, 0, 200, "token"), (False, True, 70, 130, None), (False, False, 0, 64, "position"),
+        ("branches", True, 0, 350, "token"),
     ):  # fmt: skip
         c = case(size, bfloat16, packed, causal, window, tokens, rotation)
         o, lse, *kept = attention_packed(c.x, *c.rest, **c.attrs)

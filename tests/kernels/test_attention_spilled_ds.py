@@ -58,10 +58,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (16, float32, False, 0, 40, None, MAX_CHUNK_BYTES),  # one block
         (256, bfloat16, False, 0, 72, "token", MAX_CHUNK_BYTES),  # sums over queries transposed
         (16, float32, True, 0, 193, "token", 1),  # sequence by sequence
+        (16, float32, "branches", 0, 350, "token", MAX_CHUNK_BYTES),
     ],
 )
 def test_gradients(
-    size: int, dtype: DType, packed: bool, window: int, tokens: int, rotation: str | None, chunk_bytes: int,
+    size: int, dtype: DType, packed: bool | str, window: int, tokens: int, rotation: str | None, chunk_bytes: int,
     launched: list[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Small heads, for the interpreter's sake; shapes are no other test's, whose launches would be replayed."""

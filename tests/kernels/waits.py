@@ -47,10 +47,11 @@ def launched(size: int) -> None:
     def made(*shape: int, dtype: Any = bfloat16) -> Array:
         return empty(shape, dtype, CUDA)
 
-    for (batches, tokens), has_documents, has_rope in itertools.product(SIZES, (False, True), (False, True)):
+    forms = [*itertools.product(SIZES, (None, ()), (False, True)), *itertools.product(SIZES, ((3,),), (True,))]
+    for (batches, tokens), bounds, has_rope in forms:
         q, k = made(batches, tokens, 14, size), made(batches, tokens, 2, size)
         lse = made(batches, 14, tokens, dtype=float32)
-        starts = made(batches, tokens, dtype=int64) if has_documents else None
+        starts = None if bounds is None else made(batches, tokens, *bounds, dtype=int64)
         tables = tuple(made(tokens, size // 2, dtype=float32) for _ in range(2)) if has_rope else ()
         attention.forward_into(q, lse, q, k, k, starts, 0.1, True, 0)
         attention.backward_into((q, k, k), q, q, k, k, q, lse, starts, 0.1, True, 0, tables=tables)

@@ -19,7 +19,7 @@ MEASURING = (
 # A file belongs to the first area with a prefix of its path.
 AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "measuring": (5_046, MEASURING),
-    "kernels": (15_598, ("genesis/kernels/",)),
+    "kernels": (15_555, ("genesis/kernels/",)),
     "CUDA runtime and custom": (5_853, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
@@ -27,16 +27,16 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "data": (6_077, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_797, ("genesis/compiler/",)),
-    "core and nn": (28_208, ("genesis/",)),
+    "core and nn": (28_226, ("genesis/",)),
     "generation and serving": (
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
     "models and commands": (9_734, ("models/", "cli/", "configs/")),
-    "docstrings": (15_413, ()),
+    "docstrings": (15_428, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_349, ("tests/",)),
+    "tests": (93_403, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

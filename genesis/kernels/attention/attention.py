@@ -183,9 +183,8 @@ class _Stats(NamedTuple):
     """Outputs of `store_lse_and_delta` for the dK/dV kernel; only the first exists without documents and window."""
 
     lse_and_delta: Array
-    low: Array | None
-    high: Array | None
-    first: Array | None
+    extents: Array | None
+    left: Array | None
 
 
 def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Stats:
@@ -193,9 +192,9 @@ def _stats(p: Problem, queries: int, doc_starts: Array | None, q: Array) -> _Sta
     blocks = triton.cdiv(p.tokens, queries)
     lse_and_delta = empty((2, p.batches * p.heads * blocks * queries), work_type(q.dtype), q.device)
     if doc_starts is None and p.window is None:
-        return _Stats(lse_and_delta, None, None, None)
-    sizes = (p.batches * blocks, p.batches * blocks, p.batches * blocks * queries)
-    return _Stats(lse_and_delta, *(empty((1, n), int32, q.device) for n in sizes))
+        return _Stats(lse_and_delta, None, None)
+    shapes = (2 * p.left_bounds, p.batches * blocks), (p.left_bounds, p.batches * blocks * queries)
+    return _Stats(lse_and_delta, *(empty(shape, int32, q.device) for shape in shapes))
 
 
 def _launch_dkdv(
@@ -210,18 +209,16 @@ def _launch_dkdv(
     group_part = group_part or heads_per_program(programs, p.group)
     splits = triton.cdiv(p.group, group_part)
     parts = [empty((splits, *x.shape), work_type(q.dtype), q.device) if splits > 1 else x for x in (dk, dv)]
-    first, overlaps = stats.first, overlaps_wgmmas(p, tile)
-    if first is not None and not overlaps:
-        first = p.vectors(first, tile.queries)[0]
+    overlaps = overlaps_wgmmas(p, tile)
     launch(
         attention_bwd_dkdv_wgmma if overlaps else attention_bwd_dkdv, programs * splits, *parts,
         p.tiled(q, tile.queries, overlaps), p.tiled(g, tile.queries, overlaps), p.tiled(k, tile.keys, overlaps),
         p.tiled(v, tile.keys, overlaps), ds,
-        *p.vectors(stats.lse_and_delta, tile.queries, VECTOR_LAYOUT if overlaps else ""), first, stats.low, stats.high,
+        *p.vectors(stats.lse_and_delta, tile.queries, VECTOR_LAYOUT if overlaps else ""), *stats[1:],
         *(rope_tables if splits == 1 else _Rope()), (p.tokens, p.keys, p.batches, p.key_heads, p.group, group_part),
         p.head_dim, p.scales, (parts[0].strides[-4:], *(x.strides for x in (g, q, k, v))),
-        TILE=(tile.queries, tile.keys, p.padded, tile.stages), RATIO=stats_queries // tile.queries, **p.constants,
-        **_options(tile),
+        TILE=(tile.queries, tile.keys, p.padded, tile.stages), RATIO=stats_queries // tile.queries,
+        HAS_GAPS=p.left_bounds > 1, **p.constants, **_options(tile),
     )  # fmt: skip
     if splits > 1:
         rows, columns = p.batches * p.keys * p.key_heads, triton.next_power_of_2(triton.cdiv(p.head_dim, 2))

@@ -15,7 +15,8 @@ Shapes: B batches, T tokens (queries), H heads, D head dimension. Arguments of s
     TILE       (BM, BN, BD[, stages]): queries, keys and columns of a tile, and stages of the pipeline
 
 A query sees the keys in [first visible key, visible end). Documents and windows bound that range on the left (then
-LEFT_BOUND is set), causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal.
+LEFT_BOUND is set), causality on the right. `diagonal` is keys - tokens: query i sees keys up to i + diagonal. A query
+may skip keys in [gap, gap end), which come before its own (then HAS_GAPS is set).
 """
 
 from __future__ import annotations
@@ -190,17 +191,38 @@ def query_block(tokens, batches, heads, BM: tl.constexpr):
 
 
 @triton.jit
-def first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss):
-    """Return the first visible key of each query [BM], at most `keys`."""
-    if p_doc_starts is None:
-        b_first = o_query * 0  # [BM]
-    else:
+def load_position(p_x, m, keys):
+    """Load key positions, limited to 0 to `keys`."""
+    return tl.minimum(tl.maximum(tl.load(p_x, mask=m, other=0).to(tl.int64), 0), keys).to(tl.int32)
+
+
+@triton.jit
+def left_bounds(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss):
+    """Return (first visible key, gap, gap end) of each query, [BM] each, at most `keys`. Without gaps both are 0."""
+    b_first, b_gap, b_gap_end = o_query * 0, o_query * 0, o_query * 0  # [BM] each
+    if p_doc_starts is not None:
         p_first = p_doc_starts + i_batch.to(tl.int64) * ss[0] + o_query.to(tl.int64) * ss[1]  # [BM]
-        b_first = tl.load(p_first, mask=m_query, other=0)  # [BM]
-        b_first = tl.minimum(tl.maximum(b_first.to(tl.int64), 0), keys).to(tl.int32)  # [BM]
+        b_first = load_position(p_first, m_query, keys)  # [BM]
+        if ss[2] is not None:
+            b_gap = load_position(p_first + ss[2], m_query, keys)  # [BM]
+            b_gap_end = tl.maximum(load_position(p_first + 2 * ss[2], m_query, keys), b_gap)  # [BM]
     if window is not None:
-        b_first = tl.minimum(tl.maximum(b_first, o_query + diagonal - window + 1), keys)
-    return b_first
+        b_bound = o_query + diagonal - window + 1  # [BM]
+        b_bound = tl.where(b_bound < b_gap_end, b_bound - (b_gap_end - b_gap), b_bound)
+        b_first = tl.minimum(tl.maximum(b_first, b_bound), keys)
+    return b_first, b_gap, b_gap_end
+
+
+@triton.jit
+def visible(o_key, b_end, bounds, LEFT_BOUND: tl.constexpr, HAS_GAPS: tl.constexpr):
+    """Return which keys `o_key` [BN] each query sees, [BM, BN], by `visible_end` and `left_bounds`."""
+    b_first, b_gap, b_gap_end = bounds
+    m = o_key[None, :] < b_end[:, None]  # [BM, BN]
+    if LEFT_BOUND:
+        m = m & (o_key[None, :] >= b_first[:, None])
+    if HAS_GAPS:
+        m = m & ((o_key[None, :] < b_gap[:, None]) | (o_key[None, :] >= b_gap_end[:, None]))
+    return m
 
 
 @triton.jit
@@ -219,17 +241,19 @@ def merge_ranges(low, high, other_low, other_high):
 
 
 @triton.jit
-def first_key_bounds(b_first, m_query, keys):
-    """Return the smallest and largest first visible key of a block of queries, in one reduction."""
-    return tl.reduce((tl.where(m_query, b_first, keys), tl.where(m_query, b_first, 0)), 0, merge_ranges)
+def extent(b_x, m_query, keys):
+    """Return the smallest and largest position of a block of queries, in one reduction."""
+    return tl.reduce((tl.where(m_query, b_x, keys), tl.where(m_query, b_x, 0)), 0, merge_ranges)
 
 
 @triton.jit
-def visible_key_blocks(b_first, m_query, start, stop, diagonal, keys, CAUSAL: tl.constexpr, LEFT_BOUND: tl.constexpr,
-                       BN: tl.constexpr):  # fmt: skip
-    """Return (begin, full_begin, full_end, end). Blocks [begin, end) hold keys that the queries [start, stop) see.
-    Blocks [full_begin, full_end) are visible to all these queries; the others need a mask.
+def visible_key_blocks(bounds, m_query, start, stop, diagonal, keys, CAUSAL: tl.constexpr, LEFT_BOUND: tl.constexpr,
+                       HAS_GAPS: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    """Return (begin, full_begin, full_end, end, gaps). Blocks [begin, end) hold keys that the queries [start, stop)
+    see. Blocks [full_begin, full_end) are visible to all these queries; the others need a mask. `gaps` are (first block
+    that all queries skip, number of such blocks, begin and end of the keys that any query skips).
     """
+    b_first, b_gap, b_gap_end = bounds
     if CAUSAL:
         end = tl.cdiv(tl.minimum(stop + diagonal, keys), BN)
         full_end = tl.minimum(start + diagonal + 1, keys) // BN
@@ -239,7 +263,31 @@ def visible_key_blocks(b_first, m_query, start, stop, diagonal, keys, CAUSAL: tl
     begin = 0
     full_begin = 0
     if LEFT_BOUND:
-        least, most = first_key_bounds(b_first, m_query, keys)
+        least, most = extent(b_first, m_query, keys)
         begin = warp_uniform(least) // BN
         full_begin = tl.cdiv(warp_uniform(most), BN)
-    return begin, full_begin, full_end, end
+    gaps = (0, 0, 0, 0)
+    if HAS_GAPS:
+        first_gap, last_gap = extent(b_gap, m_query, keys)
+        first_end, last_end = extent(b_gap_end, m_query, keys)
+        skip = tl.maximum(tl.cdiv(warp_uniform(last_gap), BN), begin)
+        skip_end = tl.minimum(warp_uniform(first_end), tl.maximum(start + diagonal, 0)) // BN
+        gaps = (skip, tl.maximum(skip_end - skip, 0), warp_uniform(first_gap), warp_uniform(last_end))
+    return begin, full_begin, full_end, end, gaps
+
+
+@triton.jit
+def key_block(n, gaps, HAS_GAPS: tl.constexpr):
+    """Return the index of the n-th block of keys, counted without the blocks that all queries skip."""
+    if HAS_GAPS:
+        n += tl.where(n >= gaps[0], gaps[1], 0)
+    return n
+
+
+@triton.jit
+def is_partial(i, full_begin, full_end, gaps, HAS_GAPS: tl.constexpr, BN: tl.constexpr):
+    """Return whether some query does not see all keys of block i."""
+    found = (i >= full_end) | (i < full_begin)
+    if HAS_GAPS:
+        found = found | ((i * BN < gaps[3]) & (i * BN + BN > gaps[2]))
+    return found

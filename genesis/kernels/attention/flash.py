@@ -21,10 +21,12 @@ import triton.language as tl
 from genesis.kernels.attention.common import (
     LN2,
     LOG2E,
+    extent,
     fast_exp2,
-    first_key_bounds,
-    first_visible_key,
     inverse_rope,
+    is_partial,
+    key_block,
+    left_bounds,
     load_rows,
     load_vector,
     merge_ranges,
@@ -34,6 +36,7 @@ from genesis.kernels.attention.common import (
     store_gradient,
     store_rows,
     unchained,
+    visible,
     visible_end,
     visible_key_blocks,
     warp_uniform,
@@ -59,35 +62,33 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, head_dim, scales, st
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
+    HAS_GAPS: tl.constexpr = ss[2] is not None
     i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]
-    b_first = first_visible_key(  # [BM], before all other loads because its latency is the longest
+    bounds = left_bounds(  # before all other loads because its latency is the longest
         p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss
     )  # fmt: skip
     b_q = load_rows(q, i_batch, i_head, start, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
     b_end = visible_end(o_query, diagonal, keys, CAUSAL)  # [BM]
-    begin, full_begin, full_end, end = visible_key_blocks(
-        b_first, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
+    begin, full_begin, full_end, end, gaps = visible_key_blocks(
+        bounds, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, HAS_GAPS, BN
     )
     # Pass over the visible blocks of keys.
     b_acc = tl.zeros((BM, BD), WORK)  # [BM, BD]
     b_sum = tl.zeros((BM,), WORK)  # [BM]
     b_max = tl.full((BM,), -float("inf"), WORK)  # [BM], scaled, in units of log2
-    for i in range(begin, end):
-        i_key_head = i_head // group
+    for n in range(begin, end - gaps[1]):
+        i, i_key_head = key_block(n, gaps, HAS_GAPS), i_head // group
         start_n = i * BN
         b_k = load_rows(k, i_batch, i_key_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
         b_s = tl.dot(b_q, b_k.T, input_precision=PRECISION, out_dtype=b_acc.dtype)  # [BM, BN]
         if sign is not None:
             b_s = b_s * sign
         # Mask only the blocks at the ends of the visible range.
-        if (i >= full_end) | (i < full_begin):
-            o_key = start_n + tl.arange(0, BN)  # [BN]
-            m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
-            if LEFT_BOUND:
-                m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
+        if is_partial(i, full_begin, full_end, gaps, HAS_GAPS, BN):
+            m_visible = visible(start_n + tl.arange(0, BN), b_end, bounds, LEFT_BOUND, HAS_GAPS)  # [BM, BN]
             b_s = tl.where(m_visible, b_s, -float("inf"))
         # Online softmax: rescale the sums so far to the new maximum.
         b_new_max = tl.maximum(b_max, tl.max(b_s, 1) * scale_log2)  # [BM]
@@ -111,16 +112,26 @@ def attention_fwd(p_o, p_lse, q, k, v, p_doc_starts, sizes, head_dim, scales, st
 
 
 @triton.jit
-def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, o_row, o_d, tile, sizes, head_dim,
-                        strides, LEFT_BOUND: tl.constexpr, WORK: tl.constexpr, BM: tl.constexpr):  # fmt: skip
+def store_bound(p_extent, p_bound, b_x, m_query, keys, rows):
+    """Store a left bound of each query, and its extent; `rows` elements are between the smallest and the largest."""
+    least, most = extent(b_x, m_query, keys)
+    tl.store(p_extent, least)
+    tl.store(p_extent + rows, most)
+    tl.store(p_bound, b_x)
+
+
+@triton.jit
+def store_lse_and_delta(p_stats, p_extents, p_left, p_g, p_o, p_lse, bounds, o_row, o_d, tile, sizes, head_dim,
+                        strides, LEFT_BOUND: tl.constexpr, HAS_GAPS: tl.constexpr, WORK: tl.constexpr,
+                        BM: tl.constexpr):  # fmt: skip
     """Return LSE in units of log2 and delta = rowsum(dO · O) of a block of queries, [BM] each, after storing them.
 
-    The first head also stores the first visible key of each query, and its bounds over the block.
+    The first head also stores the left bounds of each query, and their extents over the block.
 
     Args:
         p_stats: [2, batches·heads·blocks·BM]: LSE, then delta, padded to whole blocks.
-        p_low: smallest first visible key of each block, [batches·blocks]; `p_high` has the largest ones.
-        p_first: first visible key of each query, [batches·blocks·BM].
+        p_extents: smallest and largest of each left bound in each block, [2 or 6, batches·blocks].
+        p_left: `bounds` of each query, [1 or 3, batches·blocks·BM]; first visible keys, and with HAS_GAPS all of them.
         o_row: 0 to BM - 1; `o_d` are 0 to BD - 1.
         tile: (i_batch, i_head, i_block).
         sizes: (tokens, keys, batches, heads).
@@ -151,15 +162,17 @@ def store_lse_and_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_firs
     tl.store(p_stats, b_lse)
     tl.store(p_stats + rows64 * (blocks * BM), b_delta)
     if LEFT_BOUND and i_head == 0:
-        least, most = first_key_bounds(b_first, m_query, keys)
-        tl.store(p_low + i_batch * blocks + i_block, least)
-        tl.store(p_high + i_batch * blocks + i_block, most)
-        tl.store(p_first + i_batch * (blocks * BM) + o_query, b_first)
+        p_extent, p_bound = p_extents + i_batch * blocks + i_block, p_left + i_batch * (blocks * BM) + o_query
+        rows = batches * blocks
+        store_bound(p_extent, p_bound, bounds[0], m_query, keys, rows)
+        if HAS_GAPS:
+            store_bound(p_extent + 2 * rows, p_bound + rows * BM, bounds[1], m_query, keys, rows)
+            store_bound(p_extent + 4 * rows, p_bound + 2 * rows * BM, bounds[2], m_query, keys, rows)
     return b_lse, b_delta
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_starts, sizes, head_dim, strides,
+def attention_bwd_delta(p_stats, p_extents, p_left, p_g, p_o, p_lse, p_doc_starts, sizes, head_dim, strides,
                         WORK: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):  # fmt: skip
     """Run only `store_lse_and_delta`.
 
@@ -170,14 +183,16 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
     tokens, keys, batches, heads, window = sizes
     sg, so, sl, ss = strides
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
+    HAS_GAPS: tl.constexpr = ss[2] is not None
     blocks = tl.cdiv(tokens, BM)
     i_block, i_batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     i_batch, i_head = i_batch_head // heads, i_batch_head % heads
     o_query = i_block * BM + tl.arange(0, BM)  # [BM]
-    b_first = first_visible_key(p_doc_starts, i_batch, o_query, o_query < tokens, keys - tokens, keys, window, ss)
+    bounds = left_bounds(p_doc_starts, i_batch, o_query, o_query < tokens, keys - tokens, keys, window, ss)
     store_lse_and_delta(
-        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tl.arange(0, BM), tl.arange(0, BD),
-        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM,
+        p_stats, p_extents, p_left, p_g, p_o, p_lse, bounds, tl.arange(0, BM), tl.arange(0, BD),
+        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, HAS_GAPS, WORK,
+        BM,
     )  # fmt: skip
 
 
@@ -185,7 +200,7 @@ def attention_bwd_delta(p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, p_doc_
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
+def attention_bwd_dq(p_dq, p_stats, p_extents, p_left, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
                      rope_stride, sizes, head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr,
                      DOT: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Compute dQ = scale·ds·k, with the inverse RoPE if p_cos is given, and store LSE and delta for dK/dV."""
@@ -199,25 +214,27 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
+    HAS_GAPS: tl.constexpr = ss[2] is not None
     i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start, diagonal = i_block * BM, keys - tokens
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]
-    b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss)  # [BM]
+    bounds = left_bounds(p_doc_starts, i_batch, o_query, m_query, diagonal, keys, window, ss)
     b_lse, b_delta = store_lse_and_delta(  # [BM] each
-        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, tl.arange(0, BM), tl.arange(0, BD),
-        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, WORK, BM,
+        p_stats, p_extents, p_left, p_g, p_o, p_lse, bounds, tl.arange(0, BM), tl.arange(0, BD),
+        (i_batch, i_head, i_block), (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, HAS_GAPS, WORK,
+        BM,
     )  # fmt: skip
     b_q = load_rows(q, i_batch, i_head, start, tokens, head_dim, sq, TMA, TYPE, BM, BD)  # [BM, BD]
     b_g = load_rows(g, i_batch, i_head, start, tokens, head_dim, sg, TMA, TYPE, BM, BD)  # [BM, BD]
     b_end = visible_end(o_query, diagonal, keys, CAUSAL)  # [BM]
-    begin, full_begin, full_end, end = visible_key_blocks(
-        b_first, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
+    begin, full_begin, full_end, end, gaps = visible_key_blocks(
+        bounds, m_query, start, tl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, HAS_GAPS, BN
     )
     # Pass over the visible blocks of keys.
     b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
-    for i in range(begin, end):
-        i_key_head = i_head // group
+    for n in range(begin, end - gaps[1]):
+        i, i_key_head = key_block(n, gaps, HAS_GAPS), i_head // group
         start_n = i * BN
         b_k = load_rows(k, i_batch, i_key_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
         b_v = load_rows(v, i_batch, i_key_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
@@ -227,11 +244,8 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
         b_dp = tl.dot(b_g, b_v.T, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BN]
         b_p = fast_exp2(b_s * scale_log2 - b_lse[:, None])  # [BM, BN]
         # Mask only the blocks at the ends of the visible range.
-        if (i >= full_end) | (i < full_begin):
-            o_key = start_n + tl.arange(0, BN)  # [BN]
-            m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
-            if LEFT_BOUND:
-                m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
+        if is_partial(i, full_begin, full_end, gaps, HAS_GAPS, BN):
+            m_visible = visible(start_n + tl.arange(0, BN), b_end, bounds, LEFT_BOUND, HAS_GAPS)  # [BM, BN]
             b_p = tl.where(m_visible, b_p, 0.0)
         b_ds = operand(b_p * (b_dp - b_delta[:, None]), TYPE)  # [BM, BN]
         b_dq = tl.dot(b_ds, b_k, b_dq, input_precision=PRECISION, out_dtype=b_dq.dtype)  # [BM, BD]
@@ -242,13 +256,14 @@ def attention_bwd_dq(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o
 
 
 @triton.jit
-def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal, o_lane, CAUSAL: tl.constexpr,
-                         LEFT_BOUND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+def visible_query_blocks(p_extents, i_batch, batches, start_n, tokens, keys, diagonal, o_lane, CAUSAL: tl.constexpr,
+                         LEFT_BOUND: tl.constexpr, HAS_GAPS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
                          RATIO: tl.constexpr):  # fmt: skip
     """Return (begin, causal_end, left_begin, end). Query blocks [begin, end) see keys in [start_n, start_n + BN).
-    Blocks before `causal_end` need the causal mask; blocks from `left_begin` on need the mask of first visible keys.
+    Blocks before `causal_end` need the causal mask; blocks from `left_begin` on need the mask of left bounds.
 
-    Each bound of first visible keys at `p_low` and `p_high` covers RATIO query blocks. `o_lane` are 0 to 31.
+    Each extent at `p_extents` covers RATIO query blocks. `o_lane` are 0 to 31. A block of keys that all queries of an
+    extent skip is found by the same comparisons as in `visible_key_blocks`, because dQ may read only what dK/dV spills.
     """
     blocks = tl.cdiv(tokens, BM)
     last = tl.minimum(start_n + BN, keys) - 1
@@ -262,16 +277,36 @@ def visible_query_blocks(p_low, p_high, i_batch, start_n, tokens, keys, diagonal
         for t in range(0, count, 32):  # one warp's lanes, so that no warp waits for another
             o = t + o_lane  # [32]
             m = o < count
-            least = tl.load(p_low + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
-            most = tl.load(p_high + i_batch.to(tl.int64) * count + o, mask=m, other=0)  # [32]
-            after = tl.where(m & (least <= last), (o + 1) * RATIO, 0)
-            before = tl.where(m & ((o + 1) * RATIO > begin) & (most > start_n), o * RATIO, blocks)
+            p_extent, step = p_extents + i_batch.to(tl.int64) * count + o, batches * count
+            least = tl.load(p_extent, mask=m, other=0)  # [32]
+            most = tl.load(p_extent + step, mask=m, other=0)  # [32]
+            m_seen, m_partial = m & (least <= last), m & (most > start_n)  # [32] each
+            if HAS_GAPS:
+                first_gap = tl.load(p_extent + 2 * step, mask=m, other=0)  # [32]
+                last_gap = tl.load(p_extent + 3 * step, mask=m, other=0)  # [32]
+                first_end = tl.load(p_extent + 4 * step, mask=m, other=0)  # [32]
+                last_end = tl.load(p_extent + 5 * step, mask=m, other=0)  # [32]
+                before_own = tl.minimum(first_end, o * (RATIO * BM) + diagonal)  # [32]
+                m_seen = m_seen & ((last_gap > start_n) | (start_n + BN > before_own))
+                m_partial = m_partial | (m & (start_n < last_end) & (start_n + BN > first_gap))
+            after = tl.where(m_seen, (o + 1) * RATIO, 0)
+            before = tl.where(m_partial & ((o + 1) * RATIO > begin), o * RATIO, blocks)
             before, after = tl.reduce((before, after), 0, merge_ranges)
             end, left_begin = tl.maximum(end, after), tl.minimum(left_begin, before)
         end, left_begin = tl.minimum(warp_uniform(end), blocks), warp_uniform(left_begin)
     end = tl.maximum(end, begin)
     causal_end = tl.maximum(tl.minimum(causal_end, end), begin)
     return begin, causal_end, tl.minimum(tl.maximum(left_begin, begin), end), end
+
+
+@triton.jit
+def inside_left_bounds(b_p, o_key, p_left, step, HAS_GAPS: tl.constexpr):
+    """Return weights b_p [BN, BM] with 0 for keys outside the bounds at p_left, which are `step` elements apart."""
+    b_p = tl.where(o_key[:, None] >= tl.load(p_left)[None, :], b_p, 0.0)
+    if HAS_GAPS:
+        b_gap, b_gap_end = tl.load(p_left + step), tl.load(p_left + 2 * step)  # [BM] each
+        b_p = tl.where((o_key[:, None] < b_gap[None, :]) | (o_key[:, None] >= b_gap_end[None, :]), b_p, 0.0)
+    return b_p
 
 
 @triton.jit
@@ -288,16 +323,16 @@ def add_sum_over_queries(b_acc, b_w, b_x, PRECISION: tl.constexpr, TRANSPOSED: t
 
 
 @triton.jit(do_not_specialize=["sizes"])
-def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p_high, p_cos, p_sin, rope_stride, sizes,
-                       head_dim, scales, strides, CAUSAL: tl.constexpr, TMA: tl.constexpr, DOT: tl.constexpr,
-                       TILE: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
+def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_extents, p_left, p_cos, p_sin, rope_stride, sizes,
+                       head_dim, scales, strides, CAUSAL: tl.constexpr, HAS_GAPS: tl.constexpr, TMA: tl.constexpr,
+                       DOT: tl.constexpr, TILE: tl.constexpr, RATIO: tl.constexpr):  # fmt: skip
     """Compute dV = pᵀ·dO and dK = scale·dsᵀ·q, summed over `group_part` query heads of a key head.
 
     dK goes through the inverse RoPE if p_cos is given. If p_ds is given, ds is stored too; see spilled_ds.py. The first
     keys, which the most queries see, run first.
 
     Args:
-        lse: stored by `store_lse_and_delta`; a descriptor with TMA, like `delta` and `first`.
+        lse: stored by `store_lse_and_delta`; a descriptor with TMA, like `delta`.
         sizes: (tokens, keys, batches, key heads, group, group_part).
         RATIO: blocks of BM queries per block of the kernel that stored `lse`.
     """
@@ -310,7 +345,7 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     BM: tl.constexpr = TILE[0]
     BN: tl.constexpr = TILE[1]
     BD: tl.constexpr = TILE[2]
-    LEFT_BOUND: tl.constexpr = p_low is not None
+    LEFT_BOUND: tl.constexpr = p_left is not None
     splits = tl.cdiv(group, group_part)
     i_block, i_rest = tl.program_id(0) // (batches * heads * splits), tl.program_id(0) % (batches * heads * splits)
     start_n, diagonal = i_block * BN, keys - tokens
@@ -318,8 +353,9 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads
     o_key = start_n + tl.arange(0, BN)  # [BN]
     begin, causal_end, left_begin, end = visible_query_blocks(
-        p_low, p_high, i_batch, start_n, tokens, keys, diagonal, tl.arange(0, 32), CAUSAL, LEFT_BOUND, BM, BN, RATIO
-    )
+        p_extents, i_batch, batches, start_n, tokens, keys, diagonal, tl.arange(0, 32), CAUSAL, LEFT_BOUND, HAS_GAPS,
+        BM, BN, RATIO,
+    )  # fmt: skip
     b_k = load_rows(k, i_batch, i_head, start_n, keys, head_dim, sk, TMA, TYPE, BN, BD)  # [BN, BD]
     b_v = load_rows(v, i_batch, i_head, start_n, keys, head_dim, sv, TMA, TYPE, BN, BD)  # [BN, BD]
     TRANSPOSED: tl.constexpr = TMA and BD > 128
@@ -354,8 +390,8 @@ def attention_bwd_dkdv(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, first, p_low, p
             b_s = tl.where(m_causal, b_s, -float("inf"))
         b_p = fast_exp2(b_s * scale_log2 - b_lse[None, :])  # [BN, BM]
         if LEFT_BOUND and i_query_block >= left_begin:
-            b_first = load_vector(first, i_batch * padded + start_m, TMA, BM)  # [BM]
-            b_p = tl.where(o_key[:, None] >= b_first[None, :], b_p, 0.0)
+            p_bound = p_left + i_batch * padded + start_m + tl.arange(0, BM)  # [BM]
+            b_p = inside_left_bounds(b_p, o_key, p_bound, batches * padded, HAS_GAPS)
         # dV from the weights, then ds, then dK.
         b_dv = add_sum_over_queries(b_dv, operand(b_p, TYPE), b_g, PRECISION, TRANSPOSED)
         b_dp = tl.dot(b_v, b_g.T, input_precision=PRECISION, out_dtype=b_dk.dtype)  # [BN, BM]

@@ -30,7 +30,7 @@ class Problem(NamedTuple):
     head_dim: int
     scales: tuple[float, float | None, float]  # (scale_log2, sign, scale), sign None for 1
     window: int | None
-    doc_starts_strides: tuple[int, int]
+    doc_starts_strides: tuple[int, int, int | None]  # the last one is None without gaps
     uses_tma: bool  # whether TMA loads tiles
     is_hopper: bool  # whether the GPU has compute capability 9
     constants: dict[str, Any]  # the kernels' CAUSAL, TMA and DOT
@@ -39,6 +39,11 @@ class Problem(NamedTuple):
     def group(self) -> int:
         """Query heads per key head."""
         return self.heads // self.key_heads
+
+    @property
+    def left_bounds(self) -> int:
+        """Numbers that `left_bounds` in common.py finds for each query: 1, or 3 with gaps."""
+        return 1 if self.doc_starts_strides[2] is None else 3
 
     @property
     def sizes(self) -> tuple[int | None, ...]:
@@ -93,10 +98,16 @@ def problem_of(scale: float, causal: bool, window: int, doc_starts: Array | None
     return Problem(
         batches, tokens, keys, heads, key_heads, head_dim,
         (scale_log2, None if sign == 1 else sign_argument, scale),
-        window or None, (0, 0) if doc_starts is None else (doc_starts.strides[0], doc_starts.strides[1]), uses_tma,
-        capability[0] == 9,
+        window or None, _strides(doc_starts), uses_tma, capability[0] == 9,
         {"CAUSAL": causal, "TMA": uses_tma, "DOT": (TRITON[q.dtype.name], TRITON[work_type(q.dtype).name], precision)},
     )  # fmt: skip
+
+
+def _strides(doc_starts: Array | None) -> tuple[int, int, int | None]:
+    if doc_starts is None:
+        return 0, 0, None
+    sequence, token, *kind = doc_starts.strides
+    return sequence, token, *(kind or (None,))
 
 
 # --- Tiles ------------------------------------------------------------------------------------------------------------

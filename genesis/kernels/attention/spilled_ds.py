@@ -20,7 +20,8 @@ import triton.language as tl
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.attention.common import (
-    first_visible_key,
+    key_block,
+    left_bounds,
     load_rows,
     operand,
     query_block,
@@ -195,19 +196,20 @@ def attention_bwd_dq_from_ds(p_dq, p_ds, ds, k, p_doc_starts, p_cos, p_sin, rope
     WORK: tl.constexpr = DOT[1]
     PRECISION: tl.constexpr = DOT[2]
     LEFT_BOUND: tl.constexpr = (p_doc_starts is not None) or (window is not None)
+    HAS_GAPS: tl.constexpr = ss[2] is not None
     i_block, i_batch, i_head = query_block(tokens, batches, heads, BM)
     start = i_block * BM
     o_query = start + tl.arange(0, BM)  # [BM]
     m_query = o_query < tokens  # [BM]
-    b_first = first_visible_key(p_doc_starts, i_batch, o_query, m_query, 0, tokens, window, ss)  # [BM]
-    begin, _, _, end = visible_key_blocks(
-        b_first, m_query, start, tl.minimum(start + BM, tokens), 0, tokens, True, LEFT_BOUND, BT
+    bounds = left_bounds(p_doc_starts, i_batch, o_query, m_query, 0, tokens, window, ss)
+    begin, _, _, end, gaps = visible_key_blocks(
+        bounds, m_query, start, tl.minimum(start + BM, tokens), 0, tokens, True, LEFT_BOUND, HAS_GAPS, BT
     )
     b_dq = tl.zeros((BM, BD), WORK)  # [BM, BD]
     # All blocks of the program's queries have a ds tile for these blocks of keys.
     beyond = tl.minimum(start // BT + 1, end)
-    for i in range(begin, beyond):
-        i_query_block = start // BT
+    for n in range(begin, beyond - gaps[1]):  # skipped keys come before the queries' own blocks
+        i, i_query_block = key_block(n, gaps, HAS_GAPS), start // BT
         start_n = i * BT
         b_ds = load_ds(p_ds, ds, i_batch * heads + i_head, i, i_query_block, tokens, False, TMA, TYPE, BM)  # [BT, BM]
         b_k = load_rows(k, i_batch, i_head // group, start_n, tokens, head_dim, sk, TMA, TYPE, BT, BD)  # [BT, BD]

@@ -23,14 +23,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from genesis.backend.cuda.driver import is_interpreted
 from genesis.kernels.attention.common import (
-    first_visible_key,
     inverse_rope,
+    is_partial,
+    key_block,
+    left_bounds,
     opaque,
     query_block,
+    visible,
     visible_end,
     visible_key_blocks,
 )
-from genesis.kernels.attention.flash import store_lse_and_delta, visible_query_blocks
+from genesis.kernels.attention.flash import inside_left_bounds, store_lse_and_delta, visible_query_blocks
 from genesis.kernels.attention.problem import AttentionTile, Problem
 from genesis.kernels.attention.spilled_ds import store_ds
 from genesis.kernels.elements import converted
@@ -139,10 +142,9 @@ def store_gradient(p_x, b_x, p_cos, p_sin, rope_stride, i_part, i_batch, i_head,
 
 
 @gluon.jit(do_not_specialize=["sizes"])
-def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos,
-                           p_sin, rope_stride, sizes, head_dim, scales, strides, CAUSAL: gl.constexpr,
-                           TMA: gl.constexpr, DOT: gl.constexpr,
-                           TILE: gl.constexpr):  # fmt: skip
+def attention_bwd_dq_wgmma(p_dq, p_stats, p_extents, p_left, q, g, k, v, p_g, p_o, p_lse, p_doc_starts, p_cos, p_sin,
+                           rope_stride, sizes, head_dim, scales, strides, CAUSAL: gl.constexpr, TMA: gl.constexpr,
+                           DOT: gl.constexpr, TILE: gl.constexpr):  # fmt: skip
     """Compute dQ, and store LSE and delta, as `attention_bwd_dq` does."""
     tokens, keys, batches, heads, group, window = sizes
     scale_log2, sign, scale = scales
@@ -152,6 +154,7 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
     BD: gl.constexpr = TILE[2]
     STAGES: gl.constexpr = TILE[3]
     LEFT_BOUND: gl.constexpr = (p_doc_starts is not None) or (window is not None)
+    HAS_GAPS: gl.constexpr = ss[2] is not None
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])  # layout of scores
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, S)
@@ -173,10 +176,11 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
     i_key_head = i_head // group
     o_row, o_d = gl.arange(0, BM, gl.SliceLayout(1, BLOCKED)), gl.arange(0, BD, gl.SliceLayout(0, BLOCKED))
     m_query = start + o_row < tokens  # [BM]
-    b_first = first_visible_key(p_doc_starts, i_batch, start + o_row, m_query, diagonal, keys, window, ss)  # [BM]
-    begin, full_begin, full_end, end = visible_key_blocks(
-        b_first, m_query, start, gl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, BN
+    bounds = left_bounds(p_doc_starts, i_batch, start + o_row, m_query, diagonal, keys, window, ss)
+    begin, full_begin, full_end, end, gaps = visible_key_blocks(
+        bounds, m_query, start, gl.minimum(start + BM, tokens), diagonal, keys, CAUSAL, LEFT_BOUND, HAS_GAPS, BN
     )
+    end -= gaps[1]
     # Fill the pipeline.
     for i in gl.static_range(STAGES - 1):
         loaded, pred = full.index(i), begin + i < end
@@ -184,39 +188,39 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
         if i == 0:
             load_tile(q, s_q, loaded, i_batch, i_head, start, pred, BM, BD)
             load_tile(g, s_g, loaded, i_batch, i_head, start, pred, BM, BD)
-        load_tile(k, s_k.index(i), loaded, i_batch, i_key_head, (begin + i) * BN, pred, BN, BD)
-        load_tile(v, s_v.index(i), loaded, i_batch, i_key_head, (begin + i) * BN, pred, BN, BD)
+        start_n = key_block(begin + i, gaps, HAS_GAPS) * BN
+        load_tile(k, s_k.index(i), loaded, i_batch, i_key_head, start_n, pred, BN, BD)
+        load_tile(v, s_v.index(i), loaded, i_batch, i_key_head, start_n, pred, BN, BD)
     b_lse, b_delta = store_lse_and_delta(  # [BM] each
-        p_stats, p_low, p_high, p_first, p_g, p_o, p_lse, b_first, o_row, o_d, (i_batch, i_head, i_block),
-        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, gl.float32, BM,
+        p_stats, p_extents, p_left, p_g, p_o, p_lse, bounds, o_row, o_d, (i_batch, i_head, i_block),
+        (tokens, keys, batches, heads), head_dim, (sg, so, sl), LEFT_BOUND, HAS_GAPS, gl.float32, BM,
     )  # fmt: skip
     b_lse, b_delta = gl.convert_layout(b_lse, ROW), gl.convert_layout(b_delta, ROW)
-    b_first = gl.convert_layout(b_first, ROW)
+    bounds = gl.convert_layout(bounds[0], ROW), gl.convert_layout(bounds[1], ROW), gl.convert_layout(bounds[2], ROW)
     b_end = visible_end(start + gl.arange(0, BM, ROW), diagonal, keys, CAUSAL)  # [BM]
     dq = zero_sum(BM, BD, ACC)  # [BM, BD]
     stage, phase, stage_ahead = 0, 0, STAGES - 1
-    for i in range(begin, end):
+    for n in range(begin, end):
+        i_key = key_block(n, gaps, HAS_GAPS)
         mbarrier.wait(full.index(stage), phase)
         b_s = issue_scores(s_q, s_k.index(stage), S)  # [BM, BN]
         dq = warpgroup_mma_wait(1, deps=(dq,))
         b_dp = issue_scores(s_g, s_v.index(stage), S)  # [BM, BN]
         b_s = warpgroup_mma_wait(1, deps=(b_s,))
         # The previous block's stage is empty.
-        loaded, pred, i_ahead = full.index(stage_ahead), i + STAGES - 1 < end, (i + STAGES - 1) * BN
+        loaded, pred = full.index(stage_ahead), n + STAGES - 1 < end
+        start_ahead = key_block(n + STAGES - 1, gaps, HAS_GAPS) * BN
         mbarrier.expect(loaded, 4 * BN * BD, pred=pred)
-        load_tile(k, s_k.index(stage_ahead), loaded, i_batch, i_key_head, i_ahead, pred, BN, BD)
-        load_tile(v, s_v.index(stage_ahead), loaded, i_batch, i_key_head, i_ahead, pred, BN, BD)
+        load_tile(k, s_k.index(stage_ahead), loaded, i_batch, i_key_head, start_ahead, pred, BN, BD)
+        load_tile(v, s_v.index(stage_ahead), loaded, i_batch, i_key_head, start_ahead, pred, BN, BD)
         if sign is not None:
             b_s = b_s * sign
         b_p = gl.exp2(b_s * scale_log2 - b_lse[:, None])  # [BM, BN]
         b_dp = warpgroup_mma_wait(0, deps=(b_dp,))
         # Mask only the blocks at the ends of the visible range.
-        if (i >= full_end) | (i < full_begin):
-            o_key = i * BN + s_column.load(gl.SliceLayout(0, S))  # [BN]
-            m_visible = o_key[None, :] < b_end[:, None]  # [BM, BN]
-            if LEFT_BOUND:
-                m_visible = m_visible & (o_key[None, :] >= b_first[:, None])
-            b_p = gl.where(m_visible, b_p, 0.0)
+        if is_partial(i_key, full_begin, full_end, gaps, HAS_GAPS, BN):
+            o_key = i_key * BN + s_column.load(gl.SliceLayout(0, S))  # [BN]
+            b_p = gl.where(visible(o_key, b_end, bounds, LEFT_BOUND, HAS_GAPS), b_p, 0.0)  # [BM, BN]
         b_ds = b_p * (b_dp - b_delta[:, None])  # [BM, BN]
         dq = issue_sum(b_ds.to(q.dtype), s_k.index(stage), dq, ACC)
         stage, stage_ahead = next_stage(stage, STAGES), next_stage(stage_ahead, STAGES)
@@ -229,8 +233,8 @@ def attention_bwd_dq_wgmma(p_dq, p_stats, p_low, p_high, p_first, q, g, k, v, p_
 
 
 @gluon.jit(do_not_specialize=["sizes"])
-def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, p_low, p_high, p_cos, p_sin,
-                             rope_stride, sizes, head_dim, scales, strides, CAUSAL: gl.constexpr,
+def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_extents, p_left, p_cos, p_sin, rope_stride,
+                             sizes, head_dim, scales, strides, CAUSAL: gl.constexpr, HAS_GAPS: gl.constexpr,
                              TMA: gl.constexpr, DOT: gl.constexpr, TILE: gl.constexpr,
                              RATIO: gl.constexpr):  # fmt: skip
     """Compute dK and dV, and store ds if p_ds is given, as `attention_bwd_dkdv` does.
@@ -246,7 +250,7 @@ def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, 
     BD: gl.constexpr = TILE[2]
     STAGES: gl.constexpr = TILE[3]
     EARLY: gl.constexpr = BD > 64
-    LEFT_BOUND: gl.constexpr = p_low is not None
+    LEFT_BOUND: gl.constexpr = p_left is not None
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])  # layout of scores
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BD, 16])
     COLUMN: gl.constexpr = gl.SliceLayout(0, S)
@@ -271,8 +275,9 @@ def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, 
     i_batch, i_head = i_rest // splits // heads, i_rest // splits % heads
     o_lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [4], [0]))
     begin, causal_end, left_begin, end = visible_query_blocks(
-        p_low, p_high, i_batch, start_n, tokens, keys, diagonal, o_lane, CAUSAL, LEFT_BOUND, BM, BN, RATIO
-    )
+        p_extents, i_batch, batches, start_n, tokens, keys, diagonal, o_lane, CAUSAL, LEFT_BOUND, HAS_GAPS, BM, BN,
+        RATIO,
+    )  # fmt: skip
     padded = gl.cdiv(tokens, BM * RATIO) * (BM * RATIO)
     first_head = i_head * group + i_split * group_part
     count = gl.minimum(group_part, group - i_split * group_part) * (end - begin)
@@ -313,8 +318,8 @@ def attention_bwd_dkdv_wgmma(p_dk, p_dv, q, g, k, v, p_ds, lse, delta, p_first, 
             o_query = i_query * BM + diagonal + s_column.load(COLUMN)  # [BM]
             b_p = gl.where(o_key[:, None] <= o_query[None, :], b_p, 0.0)
         if LEFT_BOUND and i_query >= left_begin:
-            b_first = gl.load(p_first + i_batch * padded + i_query * BM + s_column.load(COLUMN))  # [BM]
-            b_p = gl.where(o_key[:, None] >= b_first[None, :], b_p, 0.0)
+            p_bound = p_left + i_batch * padded + i_query * BM + s_column.load(COLUMN)  # [BM]
+            b_p = inside_left_bounds(b_p, o_key, p_bound, batches * padded, HAS_GAPS)
         b_ds = (b_p * (b_dp - s_delta.index(stage).load(COLUMN)[None, :])).to(q.dtype)  # [BN, BM]
         dv = issue_sum(b_p.to(q.dtype), s_g_now, dv, ACC)
         dk = issue_sum(b_ds, s_q_now, dk, ACC)

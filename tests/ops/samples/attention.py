@@ -15,10 +15,12 @@ from tests.ops.sampling import Case, Rows, integers, normal
 Pair = tuple[np.ndarray, ...]
 
 
-def visible(i: int, j: int, shift: int, start: int, causal: bool, window: int) -> bool:
-    """Whether query i sees key j."""
+def visible(i: int, keys: int, shift: int, left: np.ndarray, causal: bool, window: int) -> list[int]:
+    """The keys that query i sees; `left` are its first key and the gap that it skips, if there is one."""
+    begin, gap, gap_end = (*left, 0, 0)[:3]
     place = i + shift
-    return j >= start and (not causal or j <= place) and (not window or j > place - window)
+    past = [j for j in range(max(begin, 0), min(place + 1, keys)) if not gap <= j < gap_end]
+    return past[-window:] + ([] if causal else list(range(max(begin, place + 1), keys)))
 
 
 def weights(
@@ -29,8 +31,7 @@ def weights(
     s, hk = k.shape[1], k.shape[2]
     p, lse = np.zeros((b, hq, t, s)), np.full((b, hq, t), -np.inf)
     for n, h, i in np.ndindex(b, hq, t):
-        start = 0 if starts is None else max(int(starts[n, i]), 0)
-        keys = [j for j in range(s) if visible(i, j, s - t, start, causal, window)]
+        keys = visible(i, s, s - t, np.zeros(1, int) if starts is None else np.atleast_1d(starts[n, i]), causal, window)
         if keys:
             scores = np.array([scale * float(q[n, i, h] @ k[n, j, h // (hq // hk)]) for j in keys])
             lse[n, h, i] = scores.max() + math.log(np.exp(scores - scores.max()).sum())
@@ -105,11 +106,20 @@ def documents(rng: np.random.Generator, b: int, t: int, s: int) -> np.ndarray:
     return np.minimum(integers(rng, -2, s, b, t), np.arange(t) + s - t)
 
 
+def branches(rng: np.random.Generator, b: int, t: int, s: int) -> np.ndarray:
+    """Documents, and a gap of earlier keys for about half of the queries."""
+    place = np.broadcast_to(np.arange(t) + s - t, (b, t))
+    gap_end = np.minimum(integers(rng, 0, s + 1, b, t), place) * integers(rng, 0, 2, b, t)
+    return np.stack([documents(rng, b, t, s), np.minimum(integers(rng, 0, s + 1, b, t), gap_end), gap_end], -1)
+
+
 def attentions(rng: np.random.Generator, shapes: list[Sizes] = SHAPES) -> list[Case]:
     cases = [Case(inputs(rng, sizes), {"scale": 0.5, **attrs}) for sizes, attrs in shapes]
     for sizes, attrs in shapes:
         if sizes[1] <= sizes[2]:
             cases.append(Case((*inputs(rng, sizes), documents(rng, *sizes[:3])), {"scale": 0.7, **attrs}))
+            if attrs.get("causal", True):
+                cases.append(Case((*inputs(rng, sizes), branches(rng, *sizes[:3])), {"scale": 0.7, **attrs}))
     return cases
 
 
