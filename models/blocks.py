@@ -134,7 +134,7 @@ class Context:
 
     Attributes:
         tables: cos and sin of each rotary embedding of the config, `[T, D/2]` or `[B, T, D/2]`.
-        starts: start of each token's document `[B, T]`, or None.
+        starts: start of each token's document `[B, T]`, or with the tokens that it skips `[B, T, 3]`; or None.
         cache: keys and values of earlier tokens, or None.
         checkpointing: what backward recomputes: "none", "selective" (in fused ops) or "full".
         fp8: fused ops compute matmuls of at least this many columns in 8-bit floats; 0 disables it.
@@ -374,7 +374,9 @@ class CausalLM(nn.Module):
 
         Args:
             position_ids: `[B, T]`. Positions that restart at 0 mark document borders, which attention does not cross.
-                On a device they must be below the number of tokens seen so far, including these.
+                On a device they must be below the number of tokens seen so far, including these. `[B, T, 4]` also has
+                what each token sees: the index of its document's first token, then the begin and the end of a range of
+                earlier tokens that it skips.
             cache: keys and values of earlier tokens; this call extends it. Positions continue from it.
         """
         t, begin = input_ids.shape[1], 0 if cache is None else cache.length
@@ -401,6 +403,9 @@ class CausalLM(nn.Module):
         self, begin: int, end: int, position_ids: Tensor | None, device: genesis.Device
     ) -> tuple[Tables, Tensor | None]:
         """Return cos and sin of the tokens' positions, and each token's document start (None for one document)."""
+        if position_ids is not None and position_ids.ndim == 3:
+            tables, _ = self._positions(begin, end, position_ids[..., 0], device)
+            return tables, position_ids[..., 1:].to(device=device)
         if device.type != "cpu":
             if position_ids is None:
                 return [each.span(begin, end, device) for each in self._rotaries], None

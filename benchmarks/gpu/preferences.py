@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.preferences FOLDER [--sizes 0.5B,qwen3-1.7B] [--kinds lora,full] [--steps 4] [--rounds 3]
         [--modes cached,sft,adapter] [--torch-modes packed,padded-8] [--torch PYTHON] [--out JSON]
 
-A pair has 100 to 1,500 tokens, both answers with the prompt. A step learns from the pairs in 4 rows of 4,096 slots: it
+A pair has 100 to 1,500 tokens, both answers with the prompt, which takes 10 % to 50 % of half of them. A step learns
+from the pairs in 4 rows of 4,096 slots, where Genesis stores a prompt once; real tokens count it twice on all sides. It
 is forward, backward, clipping to norm 1 and AdamW, with base and adapters (r 16, all seven linears) or all weights in
 bf16. The log-probabilities of the reference are given, as with a cache, except in Genesis' mode `adapter`, which
 computes the base in each step. `sft` is the supervised step on the same rows. All sides start from the files in FOLDER,
@@ -33,11 +34,12 @@ from genesis import cuda
 from genesis.backend import as_device
 from genesis.data.documents import DocumentIndex, TokenSet
 from genesis.data.loader import Batch, PackedLoader
+from genesis.data.pairs import share_prompts
 from genesis.train.config import OptimConfig
 from genesis.train.device_steps import DeviceSteps
 from genesis.train.objective import NextTokens
 from genesis.train.optimizer import build_optimizer
-from genesis.train.preferences import PairObjective
+from genesis.train.preferences import PairObjective, positions_of
 from genesis.train.state import TrainState
 from genesis_models.adapters import load_adapter
 
@@ -73,8 +75,8 @@ def make_pairs(vocabulary: int, count: int) -> TokenSet:
 
 
 def make_batches(vocabulary: int) -> tuple[TokenSet, list[Batch]]:
-    """The pairs, and full batches of them."""
-    tokens = make_pairs(vocabulary, 2 * BATCHES * ROWS * LENGTH * 2 // sum(LIMITS))
+    """The pairs with shared prompts, and full batches of them."""
+    tokens = share_prompts(make_pairs(vocabulary, 2 * BATCHES * ROWS * LENGTH * 2 // sum(LIMITS)))
     loader = PackedLoader(tokens, batch_size=ROWS, seq_len=LENGTH, seed=0)
     batches = [loader.batch(0, index) for index in range(loader.num_batches(0))]
     return tokens, sorted(batches, key=lambda batch: -batch.num_tokens)[:BATCHES]
@@ -94,10 +96,9 @@ def write_files(job: Job) -> None:
         prompts = []
         for sample in batch.samples[:, 1]:
             begin, end = tokens.starts[sample], tokens.starts[sample] + tokens.lengths[sample]
-            middle = begin + tokens.splits[sample]
-            for a, b in ((begin, middle), (middle, end)):
-                found.append(tokens.stream[a:b])
-                prompts.append(int((tokens.mask[a:b] == 0).sum()))
+            middle, prompt = begin + tokens.splits[sample], slice(begin, begin + tokens.shared[sample])
+            found += [tokens.stream[begin:middle], np.append(tokens.stream[prompt], tokens.stream[middle:end])]
+            prompts += [int(tokens.shared[sample]) + 1] * 2
         arrays |= {f"ids{number}": np.concatenate(found), f"prompts{number}": np.array(prompts)}
         arrays[f"lengths{number}"] = np.array([len(each) for each in found])
     np.savez(folder / "pairs.npz", **arrays)
@@ -108,6 +109,13 @@ def _vocabulary(job: Job) -> int:
 
 
 # --- The side of Genesis ----------------------------------------------------------------------------------------------
+
+
+class Supervised(NextTokens):
+    """Next tokens in rows whose sequences share prompts."""
+
+    def fields(self, batch: Batch) -> tuple[np.ndarray, ...]:
+        return batch.input_ids, batch.labels, positions_of(batch)
 
 
 class Steps:
@@ -121,7 +129,7 @@ class Steps:
         model.train()
         optimizer = build_optimizer(OptimConfig(name="adamw", lr=LR, weight_decay=0.0), model.named_parameters(), 0)
         tokens, self.batches = make_batches(_vocabulary(job))
-        objective: Any = NextTokens()
+        objective: Any = Supervised()
         if job["mode"] != "sft":
             objective = PairObjective("dpo", {"beta": BETA, "label_smoothing": 0.0}, job["mode"])
             # A reference that finds all tokens equally likely.
@@ -139,7 +147,7 @@ class Steps:
         self.count += 1
         self.steps.take([batch], LR)
         cuda.synchronize()
-        return batch.num_tokens
+        return batch.num_tokens + int(batch.tokens.shared[batch.samples[:, 1]].sum())
 
     def loss(self) -> float:
         """The loss of the first step since the last call."""

@@ -27,7 +27,7 @@ from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from benchmarks.gpu.lora_step import serve_modes
 from benchmarks.gpu.lora_torch import LR, MAX_NORM, PREFIX, Block, Tensors, made, normed, rotated
 
-SLOTS, LONGEST = 4 * 4096, 1500
+LONGEST = 1500
 BETA, CHUNK = 0.1, 32768  # columns of logits at a time, as in TRL
 
 
@@ -128,7 +128,7 @@ class Packed(nn.Module):
                 block.compile(dynamic=False)
         size = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
         inverse = raw["rope_theta"] ** -(torch.arange(0, size, 2).float() / size)
-        angles = torch.outer(torch.arange(SLOTS).float(), inverse).to(self.embed.device)
+        angles = torch.outer(torch.arange(job["slots"]).float(), inverse).to(self.embed.device)
         self.cos, self.sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -143,10 +143,12 @@ class Packed(nn.Module):
         return losses(sums.view(-1, 2).T, batch["reference"].view(-1, 2).T).mean()
 
 
-def packed_batch(ids: np.ndarray, lengths: np.ndarray, prompts: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
-    """Sequences one after the other in SLOTS slots; the rest is one more sequence without labels."""
+def packed_batch(
+    slots: int, ids: np.ndarray, lengths: np.ndarray, prompts: np.ndarray, reference: np.ndarray
+) -> dict[str, Any]:
+    """Sequences one after the other in `slots` slots; the rest is one more sequence without labels."""
     ends = np.cumsum(lengths)
-    rest, begins = SLOTS - len(ids), ends - lengths
+    rest, begins = slots - len(ids), ends - lengths
     all_lengths = np.append(lengths, rest) if rest else lengths
     positions = np.concatenate([np.arange(n) for n in all_lengths])
     ranges = [np.arange(b + p - 1, e - 1) for b, p, e in zip(begins, prompts, ends, strict=True)]
@@ -154,7 +156,7 @@ def packed_batch(ids: np.ndarray, lengths: np.ndarray, prompts: np.ndarray, refe
     sequences = np.repeat(np.arange(len(lengths)), [len(each) for each in ranges])
     bounds = np.concatenate([[0], np.cumsum(all_lengths)]).astype(np.int32)
     # A number of bounds that does not depend on the batch keeps the compiled blocks.
-    bounds = np.append(bounds, np.full(256 - len(bounds), SLOTS, np.int32))
+    bounds = np.append(bounds, np.full(256 - len(bounds), slots, np.int32))
     return {
         "ids": np.append(ids, np.zeros(rest, ids.dtype)), "positions": positions, "places": places,
         "labels": ids[places + 1], "sequences": sequences, "bounds": bounds,
@@ -204,6 +206,9 @@ class Steps:
         folder, self.is_packed = Path(job["folder"]), job["mode"] == "packed"
         raw = json.loads((folder / "base" / "config.json").read_text())
         raw["rope_theta"] = raw.get("rope_theta") or raw["rope_parameters"]["rope_theta"]
+        stored, self.batches, self.counts, self.pairs = np.load(folder / "pairs.npz"), [], [], []
+        # The slots of the longest batch, in steps of the 128 rows of a tile.
+        job = {**job, "slots": 128 * math.ceil(max(len(stored[name]) for name in stored if "ids" in name) / 128)}
         if self.is_packed:
             self.model: Any = Packed(job, raw)
         elif job["kind"] == "lora":
@@ -216,8 +221,9 @@ class Steps:
         self.model.train()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=LR, weight_decay=0.0, fused=job["device"] != "cpu")
-        stored, self.batches, self.counts, self.pairs = np.load(folder / "pairs.npz"), [], [], []
-        make = packed_batch if self.is_packed else partial(padded_batches, int(job["mode"].partition("-")[2] or 1))
+        make: Any = partial(packed_batch, job["slots"])
+        if not self.is_packed:
+            make = partial(padded_batches, int(job["mode"].partition("-")[2] or 1))
         for number in range(len(stored) // 3):
             ids, lengths, prompts = (stored[f"{name}{number}"] for name in ("ids", "lengths", "prompts"))
             reference = -math.log(raw["vocab_size"]) * (lengths - prompts)

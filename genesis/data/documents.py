@@ -121,6 +121,8 @@ class TokenSet:
         weights: float64 `[S]`, mean number of times that an epoch contains a sample. None: once each.
         splits: int64 `[S]`, number of tokens of the first of a sample's two sequences. Each sequence is a prompt and an
             answer: chosen and rejected, or a judged answer and another prompt's answer. None: one sequence each.
+        shared: int64 `[S]`, number of tokens, from the start of the first sequence, that the second sequence continues
+            and therefore leaves out. None: it leaves out none.
         is_good: `[S]`, whether a judged answer is good. None: answers are not judged.
         margins: float64 `[S]`, margins of pairs. None: the samples are not preferences.
     """
@@ -137,6 +139,7 @@ class TokenSet:
     target_bytes: Ints | None = None
     weights: npt.NDArray[np.float64] | None = None
     splits: Ints | None = None
+    shared: Ints | None = None
     is_good: npt.NDArray[np.bool_] | None = None
     margins: npt.NDArray[np.float64] | None = None
 
@@ -194,7 +197,7 @@ class TokenSet:
 
     def select_samples(self, samples: npt.NDArray[np.bool_]) -> TokenSet:
         """Return the samples for which the mask `[S]` is true, of the same documents."""
-        names = ("starts", "lengths", "documents", "target_bytes", "weights", "splits", "is_good", "margins")
+        names = ("starts", "lengths", "documents", "target_bytes", "weights", "splits", "shared", "is_good", "margins")
         kept: dict[str, Any] = {name: a if (a := getattr(self, name)) is None else a[samples] for name in names}
         return replace(self, **kept)
 

@@ -37,7 +37,8 @@ class Batch:
         labels: the same ids, unshifted: a model compares the logits of slot t with the label of t + 1. -100 at tokens
             that are not targets, at the first token of each chunk, and in slots without a token.
         position_ids: from 0 in each chunk, in the second sequence of a sample, and in empty slots: attention begins at
-            slot - position.
+            slot - position. `[B, T, 4]` if sequences share prompts: a second sequence continues the positions of the
+            prompt, and the other numbers say what a token sees, as in `LanguageModel`.
         num_targets: number of labels that are not -100, at least 1.
         num_tokens: number of slots with a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
@@ -246,13 +247,18 @@ class PackedLoader:
         labels = np.full(shape, IGNORE_INDEX, np.int64)
         input_ids.reshape(-1)[slots] = ids
         labels.reshape(-1)[slots] = np.where(is_target, ids, IGNORE_INDEX)
+        ends, splits, shared = columns + lengths, self.tokens.splits, self.tokens.shared
+        middle = ends if splits is None else columns + splits[chosen]  # where the second sequences of samples begin
+        continued = np.zeros_like(middle) if shared is None else shared[chosen]
         origins = np.zeros((self.batch_size, self.seq_len + 1), np.int64)
-        origins[row, columns + lengths] = columns + lengths
+        origins[row, ends], origins[row, middle] = ends, middle - continued
         origins[row, columns] = columns
-        if self.tokens.splits is not None:  # the second sequences of samples
-            middle = columns + self.tokens.splits[chosen]
-            origins[row, middle] = middle
         position_ids = np.arange(self.seq_len) - np.maximum.accumulate(origins[:, :-1], axis=1)
+        if shared is not None:
+            starts, is_second = np.arange(self.seq_len) - position_ids, within >= np.repeat(middle - columns, lengths)
+            position_ids = np.stack([position_ids, starts, 0 * starts, 0 * starts], axis=2)
+            sees = np.stack([columns, columns + continued, middle], axis=1)
+            position_ids.reshape(-1, 4)[slots[is_second], 1:] = np.repeat(sees, lengths, axis=0)[is_second]
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
         targets = int(is_target.sum())
         held = samples, self.tokens, columns

@@ -22,7 +22,7 @@ from genesis.data.chat.samples import ChatEncoder
 from genesis.data.corpus import Corpus, FileCounts
 from genesis.data.documents import DocumentIndex, Ints, Progress, TokenSet, holdout_points, index_documents, split
 from genesis.data.packing import Note, TooLong, fit
-from genesis.data.pairs import mismatched
+from genesis.data.pairs import mismatched, share_prompts
 from genesis.data.pieces import PATTERN
 from genesis.data.readers import SUPPORTED
 from genesis.data.record_formats import FieldNames, Format
@@ -322,10 +322,13 @@ def _samples(corpus: Corpus, index: DocumentIndex, tokenizer: Tokenizer, setup: 
         return 0 if id in tokenizer.special_ids else tokenizer.text_bytes(id)
 
     # Fit the samples into rows.
-    tokens, more = fit(done.tokens, setup.seq_len, setup.too_long, text_bytes)
-    if tokens is not done.tokens:
+    encoded = done.tokens if done.tokens.splits is None else share_prompts(done.tokens)
+    if setup.learns != "tokens":
+        choices["prompts"] = "shared"
+    tokens, more = fit(encoded, setup.seq_len, setup.too_long, text_bytes)
+    if tokens is not encoded:
         choices["too_long"] = setup.too_long or "drop"
-    return _Samples(tokens, done.state, done.special, (*notes, *more), done.tokens.lengths, choices)
+    return _Samples(tokens, done.state, done.special, (*notes, *more), encoded.lengths, choices)
 
 
 def _check_any(tokens: TokenSet, which: str, notes: Sequence[Note]) -> None:

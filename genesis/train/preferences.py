@@ -1,8 +1,8 @@
 """Objectives of preferences: the losses of `preference_losses` on packed batches of pairs and judged answers.
 
-A row of a batch holds whole samples of two sequences each (`genesis.data.pairs`). The log-probability of an answer is
-the float32 sum over its tokens in the order of their positions. Losses and figures are means over the samples of a
-step.
+A row of a batch holds whole samples of two sequences each (`genesis.data.pairs`), whose prompt it holds once. The
+log-probability of an answer is the float32 sum over its tokens in the order of their positions. Losses and figures are
+means over the samples of a step.
 
 The reference is the model before training. With adapters it is the base: each step computes it with the adapters off.
 Otherwise its log-probabilities are computed once, in the batches of the first epoch, and cached. Both use the policy's
@@ -70,7 +70,7 @@ class Preferences(Objective):
         return max(1, len(batch.samples))
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
-        """Return ids, labels and positions `[B, T]`; the index of each token's sequence in its row `[B, T]`; the number
+        """Return ids and labels `[B, T]`; positions; the index of each token's sequence in its row `[B, T]`; the number
         of tokens of each answer `[B, 2P]`; and with a cached reference, its log-probability of each answer `[B, 2P]`.
 
         Sequences 2p and 2p + 1 belong to sample p of the row. P, the largest possible number of samples in a row,
@@ -95,7 +95,7 @@ class Preferences(Objective):
                 if found is not None:
                     reference.reshape(rows, -1, 2)[row, place] = found[samples]
         more = (reference,) if self.reference == "cached" else ()
-        return batch.input_ids, batch.labels, batch.position_ids, sequences, lengths, *more
+        return batch.input_ids, batch.labels, positions_of(batch), sequences, lengths, *more
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
@@ -285,7 +285,7 @@ class RewardObjective(Preferences):
         super().__init__(settings, None)
 
     def fields(self, batch: Batch) -> tuple[npt.NDArray[Any], ...]:
-        """Return ids and positions `[B, T]`, the column of each sequence's last token `[B, 2P]`, -1 for none, and the
+        """Return ids `[B, T]`, positions, the column of each sequence's last token `[B, 2P]`, -1 for none, and the
         margin of each pair `[B, P]`.
         """
         rows, length = batch.input_ids.shape
@@ -296,7 +296,7 @@ class RewardObjective(Preferences):
             last[_places(batch)] = batch.columns[:, None] + ends - 1
             if batch.tokens.margins is not None:
                 margins[_places(batch)] = batch.tokens.margins[batch.samples[:, 1]]
-        return batch.input_ids, batch.position_ids, last.reshape(rows, -1), margins
+        return batch.input_ids, positions_of(batch), last.reshape(rows, -1), margins
 
     def loss(
         self, model: LanguageModel, fields: Sequence[Tensor], num_targets: int | Tensor
@@ -378,6 +378,15 @@ def _places(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
     return row, np.arange(len(row)) - np.searchsorted(row, row)
 
 
+def positions_of(batch: Batch) -> npt.NDArray[np.int64]:
+    """Return the positions `[B, T, 4]` of a batch, whether or not its samples share prompts."""
+    positions = batch.position_ids
+    if positions.ndim == 3:
+        return positions
+    starts = np.arange(positions.shape[1]) - positions
+    return np.stack([positions, starts, 0 * starts, 0 * starts], axis=2)
+
+
 def answer_log_probs(model: Any, fields: Sequence[Tensor]) -> Tensor:
     """Return the log-probability of each sequence's answer, float32 `[B, 2P]`: sums in the order of positions."""
     input_ids, labels, position_ids, sequences, lengths = fields[:5]
@@ -391,7 +400,8 @@ def _hash_of_samples(tokens: TokenSet) -> str:
     places, hashed = ranges(tokens.starts, tokens.lengths), StateHash()
     assert tokens.mask is not None and tokens.splits is not None
     parts = {"ids": tokens.stream[places], "mask": tokens.mask[places], "lengths": tokens.lengths}
-    for name, values in {**parts, "splits": tokens.splits, "weights": tokens.weights}.items():
+    more = {"splits": tokens.splits, "shared": tokens.shared, "weights": tokens.weights}
+    for name, values in {**parts, **more}.items():
         if values is not None:
             hashed.add_array(name, values)
     return hashed.hexdigest()

@@ -11,8 +11,9 @@ import pytest
 
 from genesis.data.corpus import Corpus
 from genesis.data.documents import index_documents, split
+from genesis.data.loader import PackedLoader
 from genesis.data.packing import fit
-from genesis.data.pairs import mismatched
+from genesis.data.pairs import mismatched, share_prompts
 from genesis.data.record_formats import RecordFormat
 from genesis.data.records import Completion, Conversation, Defect, Defects, Judged, Pair, Position
 from genesis.errors import DataError
@@ -209,6 +210,30 @@ def test_both_answers_are_cut_after_the_same_tokens() -> None:
     assert sides(dropped) == [sides(tokens)[0]] and "left out" in str(notes[0])
     with pytest.raises(DataError, match=r"16 tokens.*drop or truncate$"):
         fit(tokens, 12, "fail", lambda token: 1)
+
+
+def test_a_second_sequence_leaves_out_the_common_prompt() -> None:
+    """All but the last token of the prompt, which predicts the answer. What is left is cut after the same tokens."""
+    tokens = share_prompts(pairs_of((4, 5), (12, 4), (9, 9), (3, 30)))
+    assert tokens.shared is not None and tokens.shared.tolist() == [1, 1, 1, 1]
+    assert [b for _, b in sides(tokens)][:2] == [[1, 102, 103, 104], [1, 102, 103]]
+    short, _ = fit(tokens, 12, "truncate", lambda token: 1)
+    assert [(len(a), len(b)) for a, b in sides(short)] == [(4, 4), (9, 3), (6, 5), (3, 9)]
+    batch = PackedLoader(short, batch_size=4, seq_len=12, seed=0, shuffle=False).batch(0, 0)
+    assert batch.position_ids[2].tolist() == [
+        *[[t, 0, 0, 0] for t in range(6)], *[[t, 0, 1, 6] for t in range(1, 6)], [0, 11, 0, 0],
+    ]  # fmt: skip
+    assert batch.num_targets == short.num_targets == 31 and batch.num_tokens == 31 + 3 * 4
+
+
+def test_prompts_of_one_token_and_prompts_that_differ_are_not_shared() -> None:
+    tokens = pairs_of((5, 4), (6, 7))
+    stream, mask = tokens.stream.copy(), tokens.mask.copy()
+    mask[1] = 1  # the first prompt has one token, and the prompts of the second pair differ in their first one
+    stream[9] = 50
+    shared = share_prompts(replace(tokens, stream=stream, mask=mask))
+    assert shared.shared is not None and shared.shared.tolist() == [0, 0]
+    assert shared.stream.tolist() == stream.tolist()
 
 
 def test_pairs_that_are_equal_or_without_an_answer_where_they_are_cut_are_left_out() -> None:

@@ -23,8 +23,8 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "CUDA runtime and custom": (5_853, ("genesis/backend/cuda/", "genesis/cuda/", "genesis/custom/")),
     "files": (3_570, ("genesis/files/", "genesis/saving.py")),
     "optim": (3_440, ("genesis/optim/",)),
-    "train": (6_656, ("genesis/train/",)),
-    "data": (6_077, ("genesis/data/",)),
+    "train": (6_665, ("genesis/train/",)),
+    "data": (6_109, ("genesis/data/",)),
     "distributed": (2_680, ("genesis/distributed/",)),
     "compiler": (2_797, ("genesis/compiler/",)),
     "core and nn": (28_226, ("genesis/",)),
@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_734, ("models/", "cli/", "configs/")),
-    "docstrings": (15_428, ()),
+    "models and commands": (9_737, ("models/", "cli/", "configs/")),
+    "docstrings": (15_441, ()),
     "comments": (2_280, ()),
-    "benchmarks": (4_146, ("benchmarks/",)),
-    "tests": (93_403, ("tests/",)),
+    "benchmarks": (4_160, ("benchmarks/",)),
+    "tests": (93_423, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from genesis.data.documents import TokenSet
 from tests.train.chats import make_chats, write_chats
 
-__all__ = ["judged", "make_judged", "make_pairs", "pair", "plain", "sums"]
+__all__ = ["judged", "make_judged", "make_pairs", "pair", "plain", "sequences", "sums"]
 
 SETTINGS = "\nobjective: {name}\n"
 
@@ -55,3 +58,13 @@ def _make(folder: Path, name: str, records: list[dict[str, Any]]) -> Path:
     text = path.read_text().replace("seq_len: 64", "seq_len: 128")
     path.write_text(text + SETTINGS.format(name=name))
     return path
+
+
+def sequences(tokens: TokenSet, sample: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Ids and mask of both sequences of a sample, each with its prompt."""
+    assert tokens.splits is not None and tokens.mask is not None
+    shared = 0 if tokens.shared is None else int(tokens.shared[sample])
+    begin, end = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.lengths[sample])
+    middle = begin + int(tokens.splits[sample])
+    places = np.arange(begin, middle), np.r_[begin : begin + shared, middle:end]
+    return [(tokens.stream[each].astype(np.int64), tokens.mask[each] != 0) for each in places]

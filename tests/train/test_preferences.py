@@ -19,7 +19,7 @@ from genesis.train.loop import Training
 from genesis.train.preferences import PairObjective, Preferences
 from genesis_cli.main import main
 from tests.train.chats import chat
-from tests.train.preferences import judged, make_judged, make_pairs, pair, plain, said, sums
+from tests.train.preferences import judged, make_judged, make_pairs, pair, plain, said, sequences, sums
 from tests.train.runs import Forks, assembled, load, rows, signal_in_step, steps, train
 
 QUIET = ("train.device=cpu", "checkpoint.every=null")
@@ -40,17 +40,15 @@ def printed(recipe: Path, output: str, *overrides: str) -> str:
 def apart(training: Training, batch: Batch) -> list[list[float]]:
     """The log-probability of each answer of a batch, from a forward pass of its own without packing."""
     tokens, model, found = batch.tokens, training.state.model, list[list[float]]()
-    assert tokens is not None and tokens.splits is not None and tokens.mask is not None
+    assert tokens is not None
     for sample in batch.samples[:, 1].tolist():
-        begin, middle = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.splits[sample])
         sides = []
-        for a, b in ((begin, middle), (middle, begin + int(tokens.lengths[sample]))):
-            ids = tokens.stream[a:b].astype(np.int64)
+        for ids, mask in sequences(tokens, sample):
             with genesis.no_grad():
                 logits = model.logits(model.hidden_states(genesis.tensor(ids[None])))[0].numpy().astype(np.float64)  # type: ignore[attr-defined]
             logits -= logits.max(-1, keepdims=True)
             log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-            sides.append(sum(log_probs[t - 1, ids[t]] for t in range(1, b - a) if tokens.mask[a + t]))
+            sides.append(sum(log_probs[t - 1, ids[t]] for t in range(1, len(ids)) if mask[t]))
         found.append(sides)
     return found
 
@@ -58,7 +56,7 @@ def apart(training: Training, batch: Batch) -> list[list[float]]:
 def test_a_packed_batch_has_the_log_probabilities_of_single_sequences(tmp_path: Path) -> None:
     training = assembled(load(make_pairs(tmp_path, records=plain(24)), "run", *QUIET, "lora=null"))
     objective, batch = training.state.objective, next(training.state.loader)
-    assert isinstance(objective, Preferences) and len(batch.samples) >= 5
+    assert isinstance(objective, Preferences) and len(batch.samples) >= 5 and batch.position_ids.ndim == 3
     fields = objective.fields(batch)
     first, second, is_there = objective.answers(training.state.model, [genesis.from_numpy(x) for x in fields])
     there = is_there.numpy() > 0
@@ -151,20 +149,12 @@ def test_judged_answers(tmp_path: Path) -> None:
 def test_the_kl_compares_a_prompt_with_the_answer_of_the_sample_before(tmp_path: Path) -> None:
     training = assembled(load(make_judged(tmp_path), "run", *QUIET))
     tokens = training.state.loader.tokens
-    assert tokens.splits is not None and tokens.mask is not None and tokens.is_good is not None
-
-    def parts(sample: int) -> tuple[list[int], list[int], list[int], list[int]]:
-        begin, middle = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.splits[sample])
-        end = begin + int(tokens.lengths[sample])
-        sides = []
-        for a, b in ((begin, middle), (middle, end)):
-            ids, is_target = tokens.stream[a:b], tokens.mask[a:b] != 0
-            sides += [ids[~is_target].tolist(), ids[is_target].tolist()]
-        return tuple(sides)
-
-    found = [parts(sample) for sample in range(len(tokens))]
-    for sample, (prompt, _, again, other) in enumerate(found):
-        assert again == prompt and other == found[sample - 1][1]
+    assert tokens.is_good is not None and tokens.shared is not None and (tokens.shared > 0).all()
+    found = [sequences(tokens, sample) for sample in range(len(tokens))]
+    for sample, ((ids, mask), (other, other_mask)) in enumerate(found):
+        before, before_mask = found[sample - 1][0]
+        assert other[~other_mask].tolist() == ids[~mask].tolist()
+        assert other[other_mask].tolist() == before[before_mask].tolist()
 
 
 @pytest.mark.full

@@ -20,7 +20,7 @@ from genesis_cli.main import main
 from genesis_models.config import ModelConfig
 from genesis_models.folder import read_config
 from tests.train.golden import BASE, noise
-from tests.train.preferences import make_pairs, sums
+from tests.train.preferences import make_pairs, sequences, sums
 from tests.train.runs import assembled, load, rows, signal_in_step, train
 from tests.train.test_trl import begun, cases, compare, page
 
@@ -62,11 +62,8 @@ def test_golden(kind: str, seed: int, name: str) -> None:
 def test_a_run_reads_the_same_sequences(seed: int, tmp_path: Path) -> None:
     """TRL's sequences of chats also have the line break that the template puts after an end of turn."""
     (batch,) = begun(tmp_path, seed, "reward")._batches()
-    tokens, found = batch.tokens, set()
-    for sample in batch.samples[:, 1].tolist():
-        begin, end = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.lengths[sample])
-        middle = begin + int(tokens.splits[sample])
-        found.add((tuple(tokens.stream[begin:middle].tolist()), tuple(tokens.stream[middle:end].tolist())))
+    samples = batch.samples[:, 1].tolist()
+    found = {tuple([tuple(ids.tolist()) for ids, _ in sequences(batch.tokens, sample)]) for sample in samples}
     end = None if seed == 2 else -1
     expected = page("reward")["seeds"][str(seed)]["rows"]
     assert found == {(tuple(row["chosen"][:end]), tuple(row["rejected"][:end])) for row in expected}
@@ -110,13 +107,11 @@ def test_a_packed_batch_has_the_rewards_of_single_sequences(tmp_path: Path) -> N
     batch, objective = next(training.state.loader), training.state.objective
     fields = [genesis.from_numpy(each) for each in objective.fields(batch)]
     tokens = batch.tokens
-    assert tokens is not None and tokens.splits is not None and len(batch.samples) >= 2
+    assert tokens is not None and len(batch.samples) >= 2
     expected = []
     for sample in batch.samples[:, 1].tolist():
-        begin, middle = int(tokens.starts[sample]), int(tokens.starts[sample] + tokens.splits[sample])
-        for a, b in ((begin, middle), (middle, begin + int(tokens.lengths[sample]))):
-            ids = genesis.tensor([tokens.stream[a:b].astype(np.int64)])
-            states = model.hidden_states(ids).detach().numpy()[0, -1]
+        for ids, _ in sequences(tokens, sample):
+            states = model.hidden_states(genesis.tensor(ids[None])).detach().numpy()[0, -1]
             expected.append(float(states @ model.score.weight.detach().numpy()[0]))
     pairs = np.array(expected).reshape(-1, 2)
     margins = pairs[:, 0] - pairs[:, 1]

@@ -7,7 +7,6 @@ Gradients are those of the second step: after ten, float32 and float64 differ by
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from genesis.tensor import Tensor
 from genesis.train.preference_losses import JUDGED, PAIRED, Answers, kto_kl
 from genesis.train.step import take_step
 from tests.train.golden import ADAMW, BASE, FIXTURES, PAIRS, SEEDS, STEPS, noise, projections
+from tests.train.preferences import sequences
 from tests.train.runs import assembled, load
 
 TOLERANCE = 1e-4
@@ -209,13 +209,10 @@ def test_chats_have_the_same_tokens(tmp_path: Path) -> None:
     """TRL also learns the line break that the template puts after an end of turn; Genesis does not."""
     (batch,) = begun(tmp_path, 0, "dpo")._batches()
     found = set()
-    for ids, labels, positions in zip(batch.input_ids, batch.labels, batch.position_ids, strict=True):
-        starts = [*np.flatnonzero(positions == 0), len(ids)]
-        for a, b in itertools.pairwise(starts):
-            targets = labels[a:b] >= 0
-            if targets.any():
-                begin, end = np.flatnonzero(targets)[[0, -1]]
-                found.add((tuple(ids[a : a + begin]), tuple(ids[a + begin : a + end + 1])))
+    for sample in batch.samples[:, 1].tolist():
+        for ids, mask in sequences(batch.tokens, sample):
+            begin, end = np.flatnonzero(mask)[[0, -1]]
+            found.add((tuple(ids[:begin]), tuple(ids[begin : end + 1])))
     rows = page("dpo")["seeds"]["0"]["rows"]
     line_break = {rows[0]["chosen_ids"][-1]}
     expected = {(tuple(r["prompt_ids"]), tuple(r[key][:-1])) for r in rows for key in ("chosen_ids", "rejected_ids")}
