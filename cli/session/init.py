@@ -141,9 +141,10 @@ def check_source(name: str) -> None:
 
 
 def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> str:
-    """Return the goal that is meant. Raises: UsageError: it is unknown, or does not match the model."""
+    """Return the goal that is meant. Raises: UsageError: it is unknown, or does not match the model or the data."""
     trains_weights = model is not None and model not in PRESETS
-    found = goal or ("scratch" if not trains_weights else _goal_of_records(data) if data else "lora")
+    kind, fitting = _kind_of_records(data) if data else ("", ())
+    found = goal or ("scratch" if not trains_weights else fitting[0] if fitting else "lora")
     check_goal(found)
     if found == "scratch" and trains_weights:
         what = f"the goal scratch starts with random weights, but {escape(model)} has trained ones"
@@ -151,17 +152,25 @@ def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> st
     if found != "scratch" and not trains_weights:
         what = f"the goal {found} needs the weights of a model"
         raise UsageError(what, where="--model", next="name a folder, or a model on the hub, such as Qwen/Qwen3-0.6B")
+    if fitting and found not in fitting:
+        what, ways = f"the goal {found} does not learn from {kind}, which --data holds", " or ".join(fitting)
+        with_model = "" if trains_weights else " with --model"
+        raise UsageError(what, where="--goal", next=f"use --goal {ways}{with_model}, or name other data")
     return found
 
 
-def _goal_of_records(data: Sequence[str]) -> str:
-    """Return the goal for the first record of the data; texts may come before it, such as a folder's README."""
+def _kind_of_records(data: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return what only some goals learn from, and these goals, if the first record of the data is such a thing.
+
+    Texts may come before it, such as a folder's README.
+    """
+    kinds = {"preference": ("pairs of answers", ("dpo", "reward")), "unpaired": ("judged answers", ("kto",))}
     try:
         documents = Corpus(data, on_error="fail", max_line_bytes=READ_BYTES).documents()
         any(document.record is not None for document in itertools.islice(documents, READ_TEXTS))
     except (GenesisError, OSError) as error:
-        return {"preference": "dpo", "unpaired": "kto"}.get(getattr(error, "kind", ""), "lora")
-    return "lora"
+        return kinds.get(getattr(error, "kind", ""), ("", ()))
+    return "", ()
 
 
 def check_teacher(goal: str, teacher: str | None) -> None:

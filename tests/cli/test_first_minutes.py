@@ -187,6 +187,10 @@ def test_the_goal_follows_the_records(model: Path, here: Path, record: dict[str,
     out = done("init", "c.yaml", "--model", model, "--data", "mine")
     assert f"goal: {goal}," in out
     assert load_config("c.yaml").objective.name == ("next_tokens" if goal == "lora" else goal)
+    others = {"dpo": ("kto", "lora"), "kto": ("dpo", "reward", "full")}.get(goal, ())
+    for other in others:
+        code, _, told = printed("init", "other.yaml", "--model", model, "--data", "mine", "--goal", other)
+        assert code == 2 and f"the goal {other} does not learn from" in told and f"use --goal {goal}" in told
 
 
 def test_a_base_model_gets_a_template_for_chats(model: Path, here: Path) -> None:

@@ -32,11 +32,11 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
         3_480,
         ("models/engine/", "models/generate.py", "cli/session/serving/", "cli/session/generation.py"),
     ),
-    "models and commands": (9_737, ("models/", "cli/", "configs/")),
-    "docstrings": (15_441, ()),
+    "models and commands": (9_743, ("models/", "cli/", "configs/")),
+    "docstrings": (15_443, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_160, ("benchmarks/",)),
-    "tests": (93_423, ("tests/",)),
+    "tests": (93_427, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
