@@ -264,3 +264,25 @@ def test_qwens_window_is_4096_where_none_is_named(family: str) -> None:
     assert ModelConfig.from_dict(raw).layer_windows == (0, 4096)
     assert ModelConfig.from_dict(raw | {"sliding_window": None}).layer_windows == (0, 0)
     assert ModelConfig.from_dict(raw | {"use_sliding_window": False}).layer_windows == (0, 0)
+
+
+@pytest.mark.parametrize("name", [*(name for name in NAMES if name != "phi3-long"), "qwen2-window"])
+def test_answers_that_share_a_prompt_have_the_gradients_of_answers_apart(name: str) -> None:
+    """phi3-long is left out: its angles depend on the longest sequence of a batch."""
+    model = genesis_models.load((golden(name) if name in NAMES else extra(name)).folder)
+    rng = np.random.default_rng(0)
+    before, prompt, *answers = (rng.integers(0, model.config.vocab_size, count) for count in (5, 11, 9, 14))
+    ids = np.concatenate([before, prompt, answers[0], prompt[-1:], answers[1]])
+    second, places = 5 + 11 + 9, np.arange(len(ids))
+    positions = np.zeros((len(ids), 4), np.int64)
+    positions[:, 0] = np.concatenate([np.arange(5), np.arange(11 + 9), np.arange(10, 11 + 14)])
+    positions[5:, 1], positions[second:, 2:] = 5, (5 + 10, second)
+    together = [(ids, np.where((places >= 5 + 11) & (places != second), ids, -100), positions)]
+    apart = [(own := np.concatenate([prompt, x]), np.r_[[-100] * 11, x], np.arange(len(own))) for x in answers]
+    found = []
+    for rows in (together, apart):
+        model.zero_grad()
+        for row in rows:
+            model.log_probs(*(genesis.from_numpy(x[None]) for x in row)).sum().backward()
+        found.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None]))
+    assert relative_error(*found) < 1e-5

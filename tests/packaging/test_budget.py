@@ -36,7 +36,7 @@ AREAS: dict[str, tuple[int, tuple[str, ...]]] = {
     "docstrings": (15_443, ()),
     "comments": (2_280, ()),
     "benchmarks": (4_160, ("benchmarks/",)),
-    "tests": (93_427, ("tests/",)),
+    "tests": (93_449, ("tests/",)),
 }
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 NOT_PRODUCT = {"benchmarks", "tests"}  # every line of these counts
