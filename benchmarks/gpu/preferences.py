@@ -3,13 +3,14 @@
     python -m benchmarks.gpu.preferences FOLDER [--sizes 0.5B,qwen3-1.7B] [--kinds lora,full] [--steps 4] [--rounds 3]
         [--modes cached,sft,adapter] [--torch-modes packed,padded-8] [--torch PYTHON] [--out JSON]
 
-A pair has 100 to 1,500 tokens, both answers with the prompt, which takes 10 % to 50 % of half of them. A step learns
-from the pairs in 4 rows of 4,096 slots, where Genesis stores a prompt once; real tokens count it twice on all sides. It
-is forward, backward, clipping to norm 1 and AdamW, with base and adapters (r 16, all seven linears) or all weights in
-bf16. The log-probabilities of the reference are given, as with a cache, except in Genesis' mode `adapter`, which
-computes the base in each step. `sft` is the supervised step on the same rows. All sides start from the files in FOLDER,
-which are written first, and their first losses must agree. One process of Genesis and one of torch open a mode each and
-take turns, a few steps at a time; the median is reported. preferences_torch.py explains torch's modes.
+A pair has 100 to 1,500 tokens: two answers, each after the prompt, which takes 10 % to 50 % of the mean sequence. A
+step learns from the pairs in 4 rows of 4,096 slots, where Genesis stores a prompt once; real tokens count it twice on
+all sides. A step is forward, backward, clipping to norm 1 and AdamW, with base and adapters (r 16, all seven linears)
+or all weights in bf16. The log-probabilities of the reference are given, as with a cache, except in Genesis' mode
+`adapter`, which computes the base in each step. `sft` is the supervised step on the same rows. All sides start from the
+files in FOLDER, which are written first, and their first losses must agree. One process of Genesis and one of torch
+open a mode each and take turns, a few steps at a time; the median is reported. preferences_torch.py explains torch's
+modes.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class Batch:
         labels: the same ids, unshifted: a model compares the logits of slot t with the label of t + 1. -100 at tokens
             that are not targets, at the first token of each chunk, and in slots without a token.
         position_ids: from 0 in each chunk, in the second sequence of a sample, and in empty slots: attention begins at
-            slot - position. `[B, T, 4]` if sequences share prompts: a second sequence continues the positions of the
-            prompt, and the other numbers say what a token sees, as in `LanguageModel`.
+            slot - position. `[B, T, 4]` if sequences share prompts, as from `with_bounds`: a second sequence continues
+            the positions of the prompt and skips the tokens of the first one's answer.
         num_targets: number of labels that are not -100, at least 1.
         num_tokens: number of slots with a token.
         samples: int64 `[n, 4]`: row, sample, first token in the sample, tokens; see `PackedLoader.describe`.
@@ -255,14 +255,21 @@ class PackedLoader:
         origins[row, columns] = columns
         position_ids = np.arange(self.seq_len) - np.maximum.accumulate(origins[:, :-1], axis=1)
         if shared is not None:
-            starts, is_second = np.arange(self.seq_len) - position_ids, within >= np.repeat(middle - columns, lengths)
-            position_ids = np.stack([position_ids, starts, 0 * starts, 0 * starts], axis=2)
-            sees = np.stack([columns, columns + continued, middle], axis=1)
-            position_ids.reshape(-1, 4)[slots[is_second], 1:] = np.repeat(sees, lengths, axis=0)[is_second]
+            position_ids, is_second = with_bounds(position_ids), within >= np.repeat(middle - columns, lengths)
+            bounds = np.stack([columns, columns + continued, middle], axis=1)
+            position_ids.reshape(-1, 4)[slots[is_second], 1:] = np.repeat(bounds, lengths, axis=0)[is_second]
         samples = np.stack([row, chosen, offsets, lengths], axis=1)
         targets = int(is_target.sum())
         held = samples, self.tokens, columns
         return Batch(epoch, index, input_ids, labels, position_ids, targets, len(ids), *held)
+
+
+def with_bounds(position_ids: Ints) -> Ints:
+    """Return positions `[B, T]` with what each token sees, `[B, T, 4]`: position, start of its document, and begin and
+    end of the tokens that it skips (none).
+    """
+    starts = np.arange(position_ids.shape[1]) - position_ids
+    return np.stack([position_ids, starts, 0 * starts, 0 * starts], axis=2)
 
 
 def _check_samples(tokens: TokenSet) -> None:

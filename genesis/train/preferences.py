@@ -24,7 +24,7 @@ import genesis
 from genesis import cuda, no_grad
 from genesis.backend import mode
 from genesis.data.documents import TokenSet
-from genesis.data.loader import Batch, PackedLoader
+from genesis.data.loader import Batch, PackedLoader, with_bounds
 from genesis.data.pairs import ranges
 from genesis.errors import NumericError, escape
 from genesis.files.cache import EntryWriter
@@ -380,11 +380,7 @@ def _places(batch: Batch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 def positions_of(batch: Batch) -> npt.NDArray[np.int64]:
     """Return the positions `[B, T, 4]` of a batch, whether or not its samples share prompts."""
-    positions = batch.position_ids
-    if positions.ndim == 3:
-        return positions
-    starts = np.arange(positions.shape[1]) - positions
-    return np.stack([positions, starts, 0 * starts, 0 * starts], axis=2)
+    return batch.position_ids if batch.position_ids.ndim == 3 else with_bounds(batch.position_ids)
 
 
 def answer_log_probs(model: Any, fields: Sequence[Tensor]) -> Tensor:
