@@ -160,7 +160,7 @@ def goal_of(goal: str | None, model: str | None, data: Sequence[str] = ()) -> st
 
 
 def _kind_of_records(data: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """Return what only some goals learn from, and these goals, if the first record of the data is such a thing.
+    """Return the kind of the first record and the goals that learn from it; both are empty if that excludes no goal.
 
     Texts may come before it, such as a folder's README.
     """
